@@ -18,11 +18,11 @@ GPU_ARGS ?=
 ARGS ?=
 PYTEST_ARGS ?=
 TEST_JOBS ?= 3
-BENCHMARKS ?= quickstart systems.rollout systems.replay systems.target_weights systems.train_step systems.loss_memory
+BENCHMARKS ?= systems.rollout systems.replay systems.target_weights systems.train_step systems.loss_memory
 SOURCES := $(wildcard trl_nlac examples tests benchmarks docs setup.py)
 
-TARGETS := demo test test-benchmarks test-slow test-distributed test-vllm test-gpu real-model test-real user-hours \
-	lint format bench bench-learning bench-agent bench-vllm docs clean
+TARGETS := demo test test-benchmarks test-slow test-distributed test-vllm test-gpu real-model test-real \
+	lint format bench bench-learning bench-vllm docs clean
 
 .PHONY: help $(TARGETS)
 
@@ -68,11 +68,6 @@ test-real: real-model $(VLLM_VENV)/.vllm
 	$(OFFLINE) $(BIN)/python -m pytest tests/real_model -m "real_model and not vllm" $(PYTEST_ARGS)
 	$(OFFLINE) $(VLLM_VENV)/bin/python -m pytest tests/real_model -m "real_model and vllm" $(PYTEST_ARGS)
 
-# A user's first hours, from a fresh clone and from a fresh wheel, with the packages of this environment.
-user-hours: $(VENV)/.dev
-	$(BIN)/python -m benchmarks.user_hours --source clone --borrow
-	$(BIN)/python -m benchmarks.user_hours --source wheel --borrow
-
 # For a machine with a GPU, once: stages in minutes each, with a table. GPU_ARGS="--stages device training" runs some.
 test-gpu: $(VENV)/.dev $(VLLM_VENV)/.vllm
 	$(OFFLINE) $(BIN)/python tests/gpu/acceptance.py \
@@ -92,20 +87,12 @@ bench: $(VENV)/.dev
 		$(BIN)/python -m benchmarks.$$benchmark --json benchmarks/results/$${benchmark##*.}.json; \
 	done
 
-# Keeps existing cells; ARGS=--rerun starts from scratch. ARGS=--quick tells the story in minutes, outside git.
+# Runs the cells that the published table lacks. ARGS=--quick tells the story in minutes.
 bench-learning: $(VENV)/.dev
 	$(BIN)/python -m benchmarks.learning.run --jobs 2 $(ARGS)
 ifneq (,$(findstring --quick,$(ARGS)))
 	$(BIN)/python -m benchmarks.relay.run --quick
-else
-	$(BIN)/python -m benchmarks.learning.figures.summary
-	$(BIN)/python -m benchmarks.learning.figures.report --readme README.md
 endif
-
-# Keeps measurements under runs/; remove them to start from scratch.
-bench-agent: $(VENV)/.dev
-	$(BIN)/python -m benchmarks.agent --json benchmarks/results/agent.json --page docs/source/agent.md
-	$(BIN)/python -m benchmarks.offline --json benchmarks/results/offline.json --page docs/source/offline.md
 
 bench-vllm: $(VLLM_VENV)/.vllm
 	mkdir -p benchmarks/results

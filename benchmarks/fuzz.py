@@ -5,25 +5,20 @@ Odd values for every option of the configuration and every argument of the train
 training starts, or the run must train, evaluate and save: one step of a tiny model. Everything else is a defect: an
 error that does not name what is odd, one after training started, or a run that hangs.
 
-python -m benchmarks.fuzz --json benchmarks/results/fuzz.json
-
 Trials run in a process of their own, one after the other, each with a limit of time.
 """
 
-import argparse
 import contextlib
 import io
-import json
 import logging
 import multiprocessing
 import os
 import sys
 import tempfile
-import time
 import traceback
 import warnings
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import fields
 from decimal import Decimal
 from fractions import Fraction
@@ -47,7 +42,6 @@ from transformers import (
 )
 from trl import GRPOConfig
 
-from benchmarks import reporting
 from benchmarks.tiny_run import tiny_options
 from trl_nlac import NLACConfig, NLACPrompts, NLACTrainer
 from trl_nlac.environments import StepResult
@@ -80,57 +74,18 @@ class Text(str):
     __repr__ = __format__ = __str__
 
 
-VALUES: dict[str, Any] = {
-    "None": None,
-    "True": True,
-    "False": False,
-    "0": 0,
-    "1": 1,
-    "2": 2,
-    "-1": -1,
-    "10^9": 10**9,
-    "10^30": 10**30,
-    "0.5": 0.5,
-    "1.0": 1.0,
-    "2.5": 2.5,
-    "-0.5": -0.5,
-    "1e-320": 1e-320,
-    "1e308": 1e308,
-    "nan": float("nan"),
-    "infinity": float("inf"),
-    "-infinity": float("-inf"),
-    "1j": 1j,
-    "np.float32": np.float32(0.5),
-    "np.float64": np.float64(1.0),
-    "np.int64": np.int64(2),
-    "np.bool": np.bool_(True),
-    "array": np.array([1.0, 2.0]),
-    "tensor": torch.tensor(1.0),
-    "Decimal": Decimal(1),
-    "Fraction": Fraction(1, 2),
-    "empty text": "",
-    "digits": "1",
-    "word": "odd",
-    "control characters": "\x1b[2J\x00",
-    "half a character": "caf\udce9",
-    "subclass of text": Text("odd"),
-    "bytes": b"1",
-    "empty list": [],
-    "list": [1],
-    "list with nan": [float("nan")],
-    "tuple": (1, 2),
-    "set": {1},
-    "empty dict": {},
-    "dict": {"temperature": "hot"},
-    "dict of numbers": {1: 2},
-    "JSON": '{"temperature": 1}',
-    "function": len,
-    "class": dict,
-    "unprintable": Unprintable(),
+PLAIN = (
+    *(None, True, False, 0, 1, 2, -1, 10**9, 10**30, 0.5, 1.0, 2.5, -0.5, 1e-320, 1e308),
+    *(float("nan"), float("inf"), float("-inf"), 1j, "", "1", "odd", b"1", (1, 2), {1}, Decimal(1), Fraction(1, 2)),
+    *([], [1], [float("nan")], {}, {"temperature": "hot"}, {1: 2}, '{"temperature": 1}'),
+)
+VALUES: dict[str, Any] = {repr(value): value for value in PLAIN}
+VALUES |= {
+    **{"np.float32": np.float32(0.5), "np.float64": np.float64(1.0), "np.int64": np.int64(2)},
+    **{"np.bool": np.bool_(True), "array": np.array([1.0, 2.0]), "tensor": torch.tensor(1.0)},
+    **{"control characters": "\x1b[2J\x00", "half a character": "caf\udce9", "subclass of text": Text("odd")},
+    **{"function": len, "class": dict, "unprintable": Unprintable()},
 }
-
-
-# The run that is disturbed
 
 
 def reward(completions: list, **kwargs) -> list[float]:
@@ -196,9 +151,6 @@ def arguments_of_run() -> dict[str, Any]:
     )
 
 
-# Options
-
-
 def own_options() -> list[str]:
     """Names of the options that this package defines."""
     own = {
@@ -212,9 +164,6 @@ def own_options() -> list[str]:
 
 def make_config(folder: str, name: str, label: str) -> NLACConfig:
     return NLACConfig(**{**options_of_run(folder), name: VALUES[label]})
-
-
-# Arguments of the trainer
 
 
 def _raising(*args, **kwargs):
@@ -250,15 +199,9 @@ def _set_weight(model, value: float) -> None:
         next(model.parameters())[0, 0] = value
 
 
-def _without_template():
+def _with_template(template: str | None):
     tokenizer = AutoTokenizer.from_pretrained(TINY_MODEL)
-    tokenizer.chat_template = None
-    return tokenizer
-
-
-def _broken_template():
-    tokenizer = AutoTokenizer.from_pretrained(TINY_MODEL)
-    tokenizer.chat_template = "{{ messages[99].content.x }}"
+    tokenizer.chat_template = template
     return tokenizer
 
 
@@ -292,25 +235,12 @@ def _dates() -> Dataset:
 
 # Values that no argument but a few can have, and those of each argument. They are made when they are tried.
 ANY: dict[str, Callable[[], Any]] = {
-    label: partial(VALUES.__getitem__, label)
-    for label in (
-        "True",
-        "0",
-        "1",
-        "2.5",
-        "digits",
-        "empty text",
-        "bytes",
-        "list",
-        "set",
-        "empty dict",
-        "dict",
-        "array",
-    )
-} | {"unprintable": Unprintable, "object": object, "class": lambda: dict, "list of None": lambda: [None]}
+    **{repr(v): partial(VALUES.get, repr(v)) for v in (True, 0, 1, 2.5, "1", "", b"1", [1], {1}, {})},
+    **{"dict": lambda: VALUES["{'temperature': 'hot'}"], "array": lambda: VALUES["array"], "class": lambda: dict},
+    **{"unprintable": Unprintable, "object": object, "list of None": lambda: [None]},
+}
 ARGUMENTS: dict[str, dict[str, Callable[[], Any]]] = {
     "model": {
-        "None": lambda: None,
         "no such folder": lambda: "./no/such/folder",
         "path": lambda: Path(TINY_MODEL),
         "layer": lambda: torch.nn.Linear(2, 2),
@@ -323,12 +253,10 @@ ARGUMENTS: dict[str, dict[str, Callable[[], Any]]] = {
         "frozen": lambda: _make_model(lambda model: model.requires_grad_(False)),
     },
     "args": {
-        "None": lambda: None,
         "of another trainer": lambda: GRPOConfig("run", use_cpu=True, bf16=False),
         "options": lambda: {"max_turns": 3},
     },
     "train_dataset": {
-        "None": lambda: None,
         "empty": lambda: TASKS.select([]),
         "another column": lambda: Dataset.from_dict({"question": ["?"]}),
         "one more column": lambda: TASKS.add_column("number", list(range(len(TASKS)))),
@@ -341,7 +269,6 @@ ARGUMENTS: dict[str, dict[str, Callable[[], Any]]] = {
         "of numbers": lambda: Dataset.from_dict({"request": [1, 2]}),
     },
     "eval_dataset": {
-        "None": lambda: None,
         "empty": lambda: TASKS.select([]),
         "another column": lambda: Dataset.from_dict({"question": ["?"]}),
         "several": lambda: {"a/b": TASKS.select([0]), "c": TASKS.select([1])},
@@ -352,7 +279,6 @@ ARGUMENTS: dict[str, dict[str, Callable[[], Any]]] = {
         "rows": lambda: [{"request": "baku"}],
     },
     "environment_factory": {
-        "None": lambda: None,
         "instance": lambda: Wins(),
         "environment": lambda: Wins,
         "tools": lambda: Ticket,
@@ -368,15 +294,13 @@ ARGUMENTS: dict[str, dict[str, Callable[[], Any]]] = {
         "without names": lambda: {5: Wins},
     },
     "processing_class": {
-        "None": lambda: None,
-        "without template": _without_template,
-        "broken template": _broken_template,
+        "without template": lambda: _with_template(None),
+        "broken template": lambda: _with_template("{{ messages[99].content.x }}"),
         "new token": lambda: _with_tokens("<new>"),
         "name": lambda: TINY_MODEL,
         "class of tokenizers": lambda: AutoTokenizer,
     },
     "reward_funcs": {
-        "None": lambda: None,
         "name": lambda: "my-org/reward-model",
         "empty list": list,
         "numbers": lambda: [1.0, 2.0],
@@ -389,7 +313,6 @@ ARGUMENTS: dict[str, dict[str, Callable[[], Any]]] = {
         },
     },
     "tools": {
-        "None": lambda: None,
         "empty list": list,
         "function": lambda: _lookup,
         "functions": lambda: [_lookup],
@@ -397,13 +320,11 @@ ARGUMENTS: dict[str, dict[str, Callable[[], Any]]] = {
         "partial": lambda: [partial(_lookup, "a")],
     },
     "prompts": {
-        "None": lambda: None,
         "default": NLACPrompts,
         "options": lambda: {"policy": "Act."},
         "class of prompts": lambda: NLACPrompts,
     },
     "replay_dataset": {
-        "None": lambda: None,
         "empty": lambda: TASKS.select([]),
         "other columns": lambda: TASKS,
         "no reward": lambda: Dataset.from_dict({"messages": [[{"role": "user", "content": "a"}]], "reward": [None]}),
@@ -414,7 +335,6 @@ ARGUMENTS: dict[str, dict[str, Callable[[], Any]]] = {
         "rows": lambda: [{"messages": [], "reward": 1.0}],
     },
     "rehearsal_dataset": {
-        "None": lambda: None,
         "empty": lambda: TASKS.select([]),
         "other columns": lambda: TASKS,
         "text": lambda: Dataset.from_dict({"prompt": ["a"], "completion": ["b"]}),
@@ -424,7 +344,6 @@ ARGUMENTS: dict[str, dict[str, Callable[[], Any]]] = {
         ),
     },
     "callbacks": {
-        "None": lambda: None,
         "empty list": list,
         "classes": lambda: [PrinterCallback],
         "callback": PrinterCallback,
@@ -441,7 +360,6 @@ ARGUMENTS: dict[str, dict[str, Callable[[], Any]]] = {
         "only a schedule": lambda: (None, torch.optim.lr_scheduler.ConstantLR(_optimizer())),
     },
     "peft_config": {
-        "None": lambda: None,
         "adapter": lambda: LoraConfig(r=2, target_modules=["q_proj"], task_type="CAUSAL_LM"),
         "no such layer": lambda: LoraConfig(r=2, target_modules=["nothing"], task_type="CAUSAL_LM"),
         "rank 0": lambda: LoraConfig(r=0, target_modules=["q_proj"], task_type="CAUSAL_LM"),
@@ -449,12 +367,11 @@ ARGUMENTS: dict[str, dict[str, Callable[[], Any]]] = {
         "options": lambda: {"r": 2},
     },
     "quantization_config": {
-        "None": lambda: None,
         "options": lambda: {"load_in_4bit": True},
         "without adapter": lambda: BitsAndBytesConfig(load_in_4bit=True),
     },
 }
-ARGUMENTS = {name: {**ANY, **values} for name, values in ARGUMENTS.items()}
+ARGUMENTS = {name: {**ANY, "None": lambda: None, **values} for name, values in ARGUMENTS.items()}
 
 
 def make_trainer(folder: str, name: str, label: str) -> NLACTrainer:
@@ -464,9 +381,6 @@ def make_trainer(folder: str, name: str, label: str) -> NLACTrainer:
         ratio = {"rehearsal_ratio": 0.5} if name == "rehearsal_dataset" else {}
         arguments["args"] = NLACConfig(**options_of_run(folder), **ratio)
     return NLACTrainer(**arguments)
-
-
-# Trials
 
 
 class Trial(NamedTuple):
@@ -501,8 +415,7 @@ def prepare(trial: Trial, folder: str) -> NLACTrainer:
 
 def try_it(trial: Trial, prepare: Callable[[Trial, str], Any] = prepare, trains: bool = True) -> Result:
     """Prepare a trial, and train if that is not refused."""
-    with tempfile.TemporaryDirectory() as folder, _quiet(), _at_home():
-        os.chdir(folder)
+    with _aside() as folder:
         try:
             trainer = prepare(trial, str(Path(folder, "run")))
         except BaseException as error:
@@ -536,29 +449,25 @@ def names(error: BaseException, trial: Trial) -> bool:
 
 
 @contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
-        yield
+def _aside() -> Iterator[str]:
+    """Be in a folder of its own, and print nothing."""
+    home, unseen = os.getcwd(), io.StringIO()
+    with tempfile.TemporaryDirectory() as folder:
+        os.chdir(folder)
+        try:
+            with contextlib.redirect_stdout(unseen), contextlib.redirect_stderr(unseen):
+                yield folder
+        finally:
+            os.chdir(home)
 
 
-@contextlib.contextmanager
-def _at_home() -> Iterator[None]:
-    home = os.getcwd()
-    try:
-        yield
-    finally:
-        os.chdir(home)
-
-
-def _work(trials: Any, results: Any) -> None:
+def _work(pipe: Any) -> None:
     """Try what arrives, in a process of its own."""
     torch.set_num_threads(1)
     logging.disable(logging.WARNING)
     warnings.simplefilter("ignore")
-    while (trial := trials.get()) is not None:
-        start = time.perf_counter()
-        result = try_it(Trial(*trial))
-        results.put((*result, time.perf_counter() - start))
+    while True:
+        pipe.send(tuple(try_it(Trial(*pipe.recv()))))
 
 
 class Worker:
@@ -566,35 +475,31 @@ class Worker:
 
     def __init__(self, timeout: float):
         self.timeout = timeout
-        self._context = multiprocessing.get_context("spawn")
         self._start()
 
     def _start(self) -> None:
-        self._trials, self._results = self._context.SimpleQueue(), self._context.Queue()
-        self._process = self._context.Process(target=_work, args=(self._trials, self._results), daemon=True)
+        context = multiprocessing.get_context("spawn")
+        self._pipe, theirs = context.Pipe()
+        self._process = context.Process(target=_work, args=(theirs,), daemon=True)
         self._process.start()
+        theirs.close()  # so that its end is seen here
 
-    def try_it(self, trial: Trial) -> tuple[Result, float]:
-        """Return the result and its seconds."""
-        self._trials.put(tuple(trial))
-        start = time.perf_counter()
-        while time.perf_counter() - start < self.timeout:
-            try:
-                outcome, error, seconds = self._results.get(timeout=1.0)
-                return Result(outcome, error), seconds
-            except multiprocessing.queues.Empty:
-                if not self._process.is_alive():
-                    code = self._process.exitcode
-                    self._start()
-                    return Result("died", f"the process ended with {code}"), time.perf_counter() - start
-        self._process.kill()
-        self._process.join()
+    def try_it(self, trial: Trial) -> Result:
+        try:
+            self._pipe.send(tuple(trial))
+            if self._pipe.poll(self.timeout):
+                return Result(*self._pipe.recv())
+            result = Result("hung")
+        except (EOFError, OSError):
+            self._process.join()
+            result = Result("died", f"the process ended with {self._process.exitcode}")
+        self.close()
         self._start()
-        return Result("hung"), self.timeout
+        return result
 
     def close(self) -> None:
-        self._trials.put(None)
-        self._process.join(10)
+        self._process.kill()
+        self._process.join()
 
 
 def summary(results: dict[Trial, Result]) -> dict[str, Any]:
@@ -617,30 +522,16 @@ def summary(results: dict[Trial, Result]) -> dict[str, Any]:
     }
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", type=Path)
-    parser.add_argument("--timeout", type=float, default=120.0, help="seconds after which a trial hangs")
-    parser.add_argument("--only", nargs="*", help="names of options and arguments")
-    args = parser.parse_args()
-    trials = option_trials() + argument_trials()
-    trials = [trial for trial in trials if not args.only or trial.name in args.only]
-    worker, results, longest = Worker(args.timeout), {}, 0.0
-    start = time.perf_counter()
+def attack(timeout: float = 120.0, only: Sequence[str] = ()) -> dict[str, Any]:
+    """Try all values, or those of some options and arguments; after `timeout` seconds a trial hangs."""
+    trials = [trial for trial in option_trials() + argument_trials() if not only or trial.name in only]
+    worker, results = Worker(timeout), {}
     for i, trial in enumerate(trials, start=1):
-        results[trial], seconds = worker.try_it(trial)
-        longest = max(longest, seconds)
+        results[trial] = worker.try_it(trial)
         if results[trial].outcome not in ("refused", "trained"):
             print(f"{i}/{len(trials)} {trial}: {results[trial]}", flush=True)
     worker.close()
-    report = {
+    return {
         kind: summary({trial: result for trial, result in results.items() if trial.kind == kind})
         for kind in ("option", "argument")
     }
-    print(json.dumps({kind: part["outcomes"] for kind, part in report.items()}, indent=2))
-    times = {"seconds": round(time.perf_counter() - start, 1), "longest_trial_seconds": round(longest, 1)}
-    reporting.write({**report, **times, **reporting.setting("torch", "transformers", "trl")}, args.json)
-
-
-if __name__ == "__main__":
-    main()

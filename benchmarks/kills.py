@@ -3,18 +3,14 @@
 """
 Runs that are killed at random moments, and checkpoints with damaged files: do they end like an undisturbed run?
 
-python -m benchmarks.kills --json benchmarks/results/kills.json
-
 A killed run is resumed from its last checkpoint, until it ends. Its weights, target weights, replay buffer, log,
 episodes and audited samples must be those of the undisturbed run, bit for bit, except for measured times. For damages
 one file of a checkpoint is changed, and the run is resumed from it: either the result is the same again, or the run is
 refused and the message names the file. Everything else counts as a silent difference.
 """
 
-import argparse
 import hashlib
 import json
-import math
 import multiprocessing
 import os
 import random
@@ -31,7 +27,6 @@ from typing import Any
 import pyarrow.parquet as pq
 import torch
 
-from benchmarks import reporting
 from benchmarks.tiny_run import tiny_options
 from trl_nlac import NLACConfig, NLACTrainer
 from trl_nlac.environments.embedded import (
@@ -42,7 +37,7 @@ from trl_nlac.environments.embedded import (
     make_tasks,
 )
 from trl_nlac.records.folder import checkpoints
-from trl_nlac.training.manifest import check_manifest, checksum, write_manifest
+from trl_nlac.training.manifest import checksum
 from trl_nlac.types import RunRefused
 
 
@@ -246,55 +241,15 @@ def resume_damaged(
     return f"silently different ({name.name}: {', '.join(found)})" if found else "resumed, the same bit for bit"
 
 
-def speed(folder: Path, gigabytes: float) -> dict[str, float]:
-    """Measure writing and checking the manifest of a checkpoint, in seconds for a gigabyte."""
-    checkpoint = folder / "checkpoint-1"
-    checkpoint.mkdir()
-    size = int(gigabytes * 1e9 / 4)
-    for i in range(4):
-        with open(checkpoint / f"part_{i}.bin", "wb") as file:
-            for _ in range(math.ceil(size / (1 << 24))):
-                file.write(os.urandom(1 << 24))
-    total = sum(path.stat().st_size for path in checkpoint.iterdir()) / 1e9
-    seconds = {}
-    for name, action in (("write", write_manifest), ("check", check_manifest)):
-        start = time.perf_counter()
-        action(checkpoint)
-        seconds[f"{name}_seconds_per_gb"] = round((time.perf_counter() - start) / total, 2)
-    return seconds
-
-
-def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", type=Path)
-    parser.add_argument("--kills", type=int, default=30)
-    parser.add_argument("--longest", type=float, default=8.0, help="latest moment of a kill, in seconds of training")
-    parser.add_argument("--damages", type=int, default=60, help="damaged files of each kind")
-    parser.add_argument(
-        "--gigabytes", type=float, default=1.0, help="size of the checkpoint whose checksums are timed"
-    )
-    parser.add_argument("--seed", type=int, default=0)
-    args = parser.parse_args()
-    rng = random.Random(args.seed)
-    report = {
-        "command": "python -m benchmarks.kills",
-        **reporting.setting("torch", "transformers", "trl", "datasets", "accelerate", "pyarrow"),
-        "seed": args.seed,
-        "seconds": {},
-    }
+def attack(kills: int = 30, longest: float = 8.0, damages: int = 60, seed: int = 0) -> dict[str, Any]:
+    """Kill runs until `longest` seconds of training, and damage so many files of each kind."""
+    rng = random.Random(seed)
     parts = {
-        "manifest": lambda folder: speed(folder, args.gigabytes),
-        "kills": lambda folder: kill_runs(folder, args.kills, rng, args.longest),
-        "damages": lambda folder: damage_checkpoints(folder, args.damages, rng),
+        "kills": lambda folder: kill_runs(folder, kills, rng, longest),
+        "damages": lambda folder: damage_checkpoints(folder, damages, rng),
     }
+    report: dict[str, Any] = {}
     for name, measure in parts.items():
-        start = time.perf_counter()
         with tempfile.TemporaryDirectory() as folder:
             report[name] = measure(Path(folder))
-        report["seconds"][name] = round(time.perf_counter() - start)
-        print(name, json.dumps(report[name], indent=2), flush=True)
-        reporting.write(report, args.json)
-
-
-if __name__ == "__main__":
-    main()
+    return report

@@ -7,14 +7,61 @@ import json
 import os
 import platform
 import subprocess
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 
+ROOT = Path(__file__).parents[1]
 # Student's t for two-sided 95 % intervals of a mean, by the number of runs.
 T_95 = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776, 6: 2.571, 7: 2.447, 8: 2.365, 9: 2.306, 10: 2.262}
+
+
+def parser(description: str, page: bool = False) -> argparse.ArgumentParser:
+    """Return a parser for a script with this docstring: `--json`, and `--page` if a page shows its results."""
+    made = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    made.add_argument("--json", type=Path, help="where to write the figures")
+    if page:
+        made.add_argument("--page", type=Path, help="Markdown file whose results are replaced")
+    return made
+
+
+def alone(script: str, *words: Any, launcher: Sequence[str] = (), **variables: str) -> dict[str, Any]:
+    """
+    Run a script of `benchmarks` in a process of its own, and return what it prints last, as JSON.
+
+    Args:
+        script (`str`):
+            The module.
+        *words:
+            Words of its command line.
+        launcher (`Sequence[str]`, *optional*):
+            Words between the interpreter and the module.
+        **variables (`str`):
+            Further environment variables.
+    """
+    command = [sys.executable, *launcher, "-m", script, *map(str, words)]
+    environment = {**os.environ, **variables}
+    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, env=environment, cwd=ROOT)
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def same_options(args: argparse.Namespace, *names: str) -> list[str]:
+    """Return words for a command line that has these options as `args` has them, but for those that are `None`."""
+    given = [(name, vars(args)[name]) for name in names if vars(args)[name] is not None]
+    return [word for name, value in given for word in (f"--{name}", str(value))]
+
+
+def resident_bytes() -> int:
+    """Return the memory of this process. Needs Linux."""
+    return _memory("VmRSS")
+
+
+def peak_bytes() -> int:
+    """Return the most memory that this process had, without that of the one that started it. Needs Linux."""
+    return _memory("VmHWM")
 
 
 def setting(*packages: str, **machine) -> dict[str, Any]:
@@ -82,11 +129,9 @@ def publish_cells(
         script (`str`):
             Name of the script, as pages have it in their marks.
     """
-    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--cells", type=Path, nargs="+", default=folders, help="folders of the cells")
-    parser.add_argument("--json", type=Path, help="where to write the figures")
-    parser.add_argument("--page", type=Path, help="Markdown file whose results are replaced")
-    args = parser.parse_args()
+    options = parser(description, page=True)
+    options.add_argument("--cells", type=Path, nargs="+", default=folders, help="folders of the cells")
+    args = options.parse_args()
     report = summarize(read_cells(*args.cells))
     publish(report, text(report), script, args.json, args.page)
 
@@ -106,13 +151,6 @@ def run_logged(command: Sequence[str], log: Path, **kwargs) -> bool:
     log.parent.mkdir(parents=True, exist_ok=True)
     with open(log, "w") as file:
         return subprocess.run(command, stdout=file, stderr=subprocess.STDOUT, **kwargs).returncode == 0
-
-
-def kept(path: Path, measure: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """Return the measurement in a file; if there is none, measure and write it, so that a benchmark can go on."""
-    if not path.exists():
-        write(measure(), path)
-    return json.loads(path.read_text())
 
 
 def table(names: Sequence[str], rows: Iterable[Iterable[str]]) -> str:
@@ -149,6 +187,11 @@ def insert(text: str, path: Path, script: str) -> None:
     if not found or not closed:
         raise ValueError(f"{path} has no lines {start} and {end} to put results between.")
     path.write_text(f"{before}{start}\n{text}\n{end}{after}")
+
+
+def _memory(name: str) -> int:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(1024 * int(line.split()[1]) for line in lines if line.startswith(name))
 
 
 def _version(package: str) -> str | None:

@@ -3,8 +3,6 @@
 """
 Random conversations with tools on their way through the package: do they come back as they were?
 
-python -m benchmarks.round_trips --json benchmarks/results/round_trips.json
-
 A conversation is read as an episode, stored in a replay buffer, saved and loaded with it, exported as parquet and as
 JSON lines, imported, and exported again. Its messages must be the same, byte for byte, with the arguments of tool
 calls as JSON text; and its episode the same in every turn and token. It must also have been understood: each call with
@@ -13,14 +11,10 @@ the reason. `refine_logs` and the datasets for other trainers are made of all ot
 the episode must be the same after it was exported and imported.
 """
 
-import argparse
 import json
-import logging
 import re
 import tempfile
-import time
 from collections import Counter
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -34,7 +28,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from benchmarks import reporting
+from benchmarks.tiny_run import StubGenerator
 from trl_nlac import NLACAgent, PrioritizedReplay
 from trl_nlac.agent.datasets import preference_dataset, refine_logs, sft_dataset
 from trl_nlac.chat.actions import ActionFormat
@@ -110,21 +104,7 @@ CONTENTS = st.one_of(st.sampled_from(["a door", "nothing", "Let me see."]), TEXT
 
 @dataclass
 class Case:
-    """
-    A conversation and what it says.
-
-    Args:
-        template (`str`):
-            One of `FORMATS`.
-        row (`dict[str, Any]`):
-            The row of a log.
-        messages (`list[dict[str, Any]]`):
-            Its messages as they should come back.
-        calls, results, words (`list`):
-            Of each turn: the calls, their results in the same order, and what the user said then.
-        fault (`str`):
-            What is wrong with it, if anything.
-    """
+    """A row of a log, the messages that should come back, what each turn says, and what is wrong, if anything."""
 
     template: str
     row: dict[str, Any] = field(default_factory=dict)
@@ -428,10 +408,8 @@ def export_and_import(episode: Episode, actions: ActionFormat) -> list[str]:
     return [name for name in differences(episode, again) if name not in ("messages", "is_log")]
 
 
-class Refiner:
+class Refiner(StubGenerator):
     """Criticises every action, and calls a tool with its own arguments as the refined one."""
-
-    is_concurrent = False
 
     def __init__(self, actions: ActionFormat):
         call = format_tool_calls([("look", {"date": "2024-01-01", "x": 1})])
@@ -439,20 +417,9 @@ class Refiner:
         self.judgement = actions.chat.completion("Future: It goes on.\nOptimality: No. Look first.")
         self.refined = actions.completion(call, "Look.")
 
-    @contextmanager
-    def session(self, model: Any):
-        yield
-
-    def any_process(self, wants: bool) -> bool:
-        return wants
-
-    def take_metrics(self) -> dict[str, float]:
-        return {}
-
-    def generate(self, prompts: list[list[int]], sampling: Any, seeds: list[int], bar: Any = None) -> list[Completion]:
-        asked = [self.chat.tokenizer.decode(prompt[-3000:]) for prompt in prompts]
-        is_judged = ["Optimality" in text.rpartition("Optimality: No. Look first.")[2] for text in asked]
-        return [Completion(self.judgement if judged else self.refined, True) for judged in is_judged]
+    def answer(self, prompt: list[int]) -> Completion:
+        asked = self.chat.tokenizer.decode(prompt[-3000:]).rpartition("Optimality: No. Look first.")[2]
+        return Completion(self.judgement if "Optimality" in asked else self.refined, True)
 
 
 def refine(kept: list[tuple[Case, Episode]]) -> dict[str, list[str]]:
@@ -531,35 +498,10 @@ def draw_cases(number: int, first_seed: int = 0, fault: str | None = None) -> li
     return drawn
 
 
-def contents_of(case: Case) -> list[str]:
-    """What a conversation has in it that could get lost."""
-    messages = case.row["messages"]
-    results = [message for message in messages if message["role"] == "tool"]
-    calls = [call for of_turn in case.calls for call in of_turn]
-    values = [value for _, arguments in calls for value in arguments.values()]
-    functions = [call.get("function", call) for message in messages for call in message.get("tool_calls") or []]
-    ordered = [result for of_turn in case.results for result in of_turn]
-    has = {
-        "several calls in a turn": any(len(of_turn) > 1 for of_turn in case.calls),
-        "ids": any(message.get("tool_call_id") for message in results),
-        "results in another order": bool(ordered) and [r["content"] for r in results][-len(ordered) :] != ordered,
-        "a user after results": any(w and r for w, r in zip(case.words, case.results, strict=True)),
-        "chains of thought": any(m.get(n) for m in messages for n in ("reasoning_content", "reasoning", "thinking")),
-        "null arguments": None in values,
-        "numbers that lose digits": any(isinstance(v, float) and v != float(f"{v:.15g}") for v in values),
-        "arguments as objects": any(isinstance(function["arguments"], dict) for function in functions),
-        "arguments as text": any(isinstance(function["arguments"], str) for function in functions),
-        "examples before the first action": "first_action" in case.row,
-        "a null for the end": case.row.get("terminated", True) is None,
-    }
-    return [name for name, found in has.items() if found]
-
-
 def run(drawn: list[Case], batch_size: int = 200) -> dict[str, Any]:
     """Send conversations on their way; returns the counts of what happened, and the first problems."""
     outcomes, refused, problems = Counter(), Counter(), []
     kept: dict[str, list[tuple[Case, Episode]]] = {template: [] for template in FORMATS}
-    contents = Counter(name for case in drawn if not case.fault for name in contents_of(case))
     for case in drawn:
         try:
             episode = read(case)
@@ -596,7 +538,6 @@ def run(drawn: list[Case], batch_size: int = 200) -> dict[str, Any]:
                 problems += [[product, problem, of_template[0][0].template] for problem in found]
     return {
         "conversations": len(drawn),
-        "contents": dict(contents.most_common()),
         "outcomes": dict(outcomes),
         "refused": dict(refused.most_common()),
         "by_template": {template: len(of_template) for template, of_template in kept.items()},
@@ -606,26 +547,7 @@ def run(drawn: list[Case], batch_size: int = 200) -> dict[str, Any]:
     }
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", type=Path)
-    parser.add_argument("--conversations", type=int, default=10_000)
-    parser.add_argument("--seed", type=int, default=0)
-    args = parser.parse_args()
+def attack(conversations: int = 10_000, seed: int = 0) -> dict[str, Any]:
+    """Draw conversations, and send them on their way."""
     disable_progress_bars()
-    logging.disable(logging.WARNING)
-    start = time.perf_counter()
-    report = run(draw_cases(args.conversations, args.seed))
-    report = {
-        "command": "python -m benchmarks.round_trips",
-        **reporting.setting("datasets", "hypothesis", "pyarrow", "tokenizers", "transformers", "trl"),
-        "seed": args.seed,
-        "seconds": round(time.perf_counter() - start),
-        **report,
-    }
-    print(json.dumps(report, indent=2))
-    reporting.write(report, args.json)
-
-
-if __name__ == "__main__":
-    main()
+    return run(draw_cases(conversations, seed))

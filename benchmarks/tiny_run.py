@@ -1,9 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""The options of a run that takes seconds: the embedded model, on a CPU, in small batches."""
+"""Runs that take seconds: options of the embedded model on a CPU, and a generator without a model."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+from trl_nlac.generation.generator import Completion, Sampling
 
 
 def tiny_options(output_dir: str | Path, **changes) -> dict[str, Any]:
@@ -29,3 +33,25 @@ def tiny_options(output_dir: str | Path, **changes) -> dict[str, Any]:
         max_completion_length=32,
     )
     return {**options, **changes}
+
+
+class StubGenerator:
+    """A generator without a model, whose classes say what they [`answer`]."""
+
+    is_concurrent = False
+
+    @contextmanager
+    def session(self, model: Any) -> Iterator[None]:
+        yield
+
+    def any_process(self, wants: bool) -> bool:
+        return wants
+
+    def take_metrics(self) -> dict[str, float]:
+        return {}
+
+    def answer(self, prompt: list[int]) -> Completion:
+        raise NotImplementedError
+
+    def generate(self, prompts: list[list[int]], sampling: Sampling, seeds: list[int], bar=None) -> list[Completion]:
+        return [self.answer(prompt) for prompt in prompts]

@@ -8,6 +8,7 @@ import importlib
 import inspect
 import pkgutil
 import re
+from inspect import get_annotations
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -17,6 +18,8 @@ from trl.trainer.base_config import _BaseConfig
 
 import trl_nlac
 from trl_nlac import NLACConfig, environments
+from trl_nlac.cli.train_options import TrainArguments
+from trl_nlac.options.documented import subjects
 from trl_nlac.options.environment_options import EnvironmentOptions
 from trl_nlac.options.generation_options import GenerationOptions
 from trl_nlac.options.record_options import RecordOptions
@@ -24,6 +27,7 @@ from trl_nlac.options.role_options import RoleOptions
 
 
 PAGES = Path(__file__).parent.parent / "docs" / "source"
+OPTIONS = [NLACConfig, RoleOptions, GenerationOptions, EnvironmentOptions, RecordOptions]
 OPTION = re.compile(r"^        (\w+) \((.*)\):$", re.MULTILINE)
 
 
@@ -62,16 +66,36 @@ def test_environments_names_what_it_exports():
 
 def test_every_option_is_in_the_docstring_and_the_other_way_round():
     inherited = {field.name for field in dataclasses.fields(_BaseConfig)}
-    configs = [NLACConfig, RoleOptions, GenerationOptions, EnvironmentOptions, RecordOptions]
     fields = {field.name: field for field in dataclasses.fields(NLACConfig)}
-    overridden = {name for config in configs for name in config.__annotations__} & fields.keys()
-    documented = dict(OPTION.findall("".join(config.__doc__ for config in configs)))
+    overridden = {name for config in OPTIONS for name in config.__annotations__} & fields.keys()
+    documented = dict(OPTION.findall("".join(config.__doc__ for config in OPTIONS)))
     assert documented.keys() == (fields.keys() - inherited) | overridden
     for name, description in documented.items():
         default = re.search(r"defaults to `(.*)`", description)
         assert "*optional*" in description, name
         assert fields[name].default == (ast.literal_eval(default[1]) if default else None), name
-        assert fields[name].metadata["help"], name
+
+
+@pytest.mark.parametrize("options", [*OPTIONS, TrainArguments])
+def test_the_help_of_an_option_is_its_first_sentence(options):
+    """Which stands alone; what other packages define keeps its own."""
+    own = {field.name: field.metadata["help"] for field in dataclasses.fields(options)}
+    entries = re.split(r"^ {8}(?=\w+ \(.*\):$)", options.__doc__, flags=re.MULTILINE)[1:]
+    for entry in entries:
+        name, text = entry.split(" ", 1)[0], re.sub(r"\[`~?[\w.]*?(\w+)`\]", r"\1", " ".join(entry.split()))
+        sentence = own.pop(name)
+        assert sentence.endswith(".") and f"): {sentence}" in text, name
+        assert not re.search(r"\. [A-Z`]", sentence) and len(sentence) < 400, name
+    inherited = {field.name: field.metadata["help"] for field in dataclasses.fields(_BaseConfig)}
+    of_bases = {field.name: field.metadata["help"] for base in OPTIONS[1:] for field in dataclasses.fields(base)}
+    assert own.items() <= {**inherited, **of_bases}.items()
+
+
+def test_every_option_has_a_subject():
+    for options in OPTIONS:
+        listed = subjects(options)
+        assert "" not in listed and all(listed.values())
+        assert sorted(sum(listed.values(), [])) == sorted(get_annotations(options).keys() - {"_VALID_DICT_FIELDS"})
 
 
 @pytest.mark.parametrize("name", trl_nlac.__all__)

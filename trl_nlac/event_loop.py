@@ -21,6 +21,8 @@ logger = logging.getLogger(__name__)
 ANSWER_SECONDS = 1.0  # within which a loop that is not blocked runs a callback
 
 _owner: ContextVar[Hashable] = ContextVar("owner", default=None)
+_owners: WeakKeyDictionary[asyncio.Task | threading.Thread, Hashable] = WeakKeyDictionary()
+_owners_lock = threading.Lock()
 _runner: ContextVar[Callable[[Coroutine], Any] | None] = ContextVar("runner", default=None)
 
 
@@ -40,6 +42,24 @@ def run_coroutines_with(run: Callable[[Coroutine], Any]) -> None:
     _runner.set(run)
 
 
+def works_for(owner: Hashable) -> bool:
+    """Whether a task or thread that a coroutine of an owner started still runs."""
+    with _owners_lock:
+        works = [work for work, other in _owners.items() if other is owner]
+    return any(work.is_alive() if isinstance(work, threading.Thread) else not work.done() for work in works)
+
+
+def _note_owner(work: asyncio.Task | threading.Thread) -> None:
+    with _owners_lock:
+        _owners[work] = _owner.get()
+
+
+def _make_task(loop: asyncio.AbstractEventLoop, coroutine: Coroutine, **kwargs) -> asyncio.Task:
+    task = asyncio.Task(coroutine, loop=loop, **kwargs)
+    _note_owner(task)
+    return task
+
+
 class Withdrawn(Exception):
     """A coroutine was taken out of a blocked event loop before it began; it can run in another one."""
 
@@ -52,8 +72,8 @@ class Coroutines:
 
     def __init__(self):
         self._lock = threading.Lock()
-        self._loops: list[_Loop] = []  # the last one takes new coroutines, unless it is retired
-        self._calls: dict[Hashable, _Call] = {}
+        self._loop: _Loop | None = None  # takes new coroutines
+        self._calls: list[_Call] = []
 
     def run(self, coroutine: Coroutine, owner: Hashable = None) -> Any:
         """
@@ -63,12 +83,13 @@ class Coroutines:
             asyncio.CancelledError: If it was cancelled.
             Withdrawn: If its loop is blocked and it has not begun.
         """
-        owner = object() if owner is None else owner
+        context = copy_context()
+        context.run(_owner.set, owner)
         with self._lock:  # several threads can come at the same time and must get the same loop
-            self._loops = [loop for loop in self._loops if loop.is_alive]
-            if not self._loops or self._loops[-1].is_retired:
-                self._loops.append(_Loop())
-            call = self._calls[owner] = self._loops[-1].start(coroutine, owner)
+            if self._loop is None or not self._loop.is_alive:  # as after a fork
+                self._loop = _Loop()
+            call = context.run(_Call, self._loop, coroutine)
+            self._calls.append(call)
         try:
             value, error = call.future.result()
         except futures.CancelledError:
@@ -77,8 +98,8 @@ class Coroutines:
             raise asyncio.CancelledError from None  # which `except Exception` does not catch
         finally:
             with self._lock:
-                self._calls.pop(owner, None)
-            call.loop.end()
+                self._calls.remove(call)
+                self._end_if_left(call.loop)
         if error is not None:
             raise error
         return value
@@ -91,48 +112,45 @@ class Coroutines:
         call = self._call_of(owner)
         return call is not None and call.future.cancel()
 
-    def is_blocked_by(self, owner: Hashable) -> bool:
-        """Whether the coroutine of an owner blocks its loop."""
-        call = self._call_of(owner)
-        return call is not None and call.loop.current_owner is owner and not call.loop.answers()
-
     def blocker_of(self, owner: Hashable) -> Hashable:
         """
-        What blocks the loop in which the coroutine of an owner waits: another owner, or the loop itself if that is
-        unknown; `None` if nothing but perhaps the owner does.
+        What blocks the loop in which the coroutine of an owner is: an owner, perhaps the same, or the loop itself if
+        that is unknown; `None` if nothing does.
         """
         call = self._call_of(owner)
-        if call is None or call.loop.answers() or call.loop.current_owner is owner:
-            return None
-        return call.loop.current_owner or call.loop
+        return None if call is None or call.loop.answers() else call.loop.current_owner or call.loop
 
     def replace_blocked(self) -> None:
         """Leave a loop that is blocked behind."""
         with self._lock:
-            loops = [loop for loop in self._loops if not loop.is_retired]
-        blocked = [loop for loop in loops if not loop.answers()]
+            loop = self._loop
+        if loop is None or loop.answers():
+            return
         with self._lock:
-            for loop in blocked:
-                loop.retire()
+            if loop is self._loop:
                 logger.warning("A coroutine blocks its event loop. The loop is left behind for a new one.")
-            for call in self._calls.values():
-                if call.loop in blocked:
-                    call.withdraw()
+                for call in self._calls:
+                    if call.loop is loop:
+                        call.withdraw()
+                self._leave()
 
     def retire(self) -> None:
         """End the loop once its last coroutine has ended."""
         with self._lock:
-            for loop in self._loops:
-                loop.retire()
+            self._leave()
 
-    def works_for(self, owner: Hashable) -> bool:
-        """Whether a task or thread that a coroutine of an owner started still runs."""
-        with self._lock:
-            return any(loop.works_for(owner) for loop in self._loops)
+    def _leave(self) -> None:
+        loop, self._loop = self._loop, None
+        if loop is not None:
+            self._end_if_left(loop)
+
+    def _end_if_left(self, loop: "_Loop") -> None:
+        if loop is not self._loop and all(call.loop is not loop for call in self._calls):
+            loop.end()
 
     def _call_of(self, owner: Hashable) -> "_Call | None":
         with self._lock:
-            return self._calls.get(owner)
+            return next((call for call in reversed(self._calls) if call.owner is owner), None)
 
 
 class _Call:
@@ -140,6 +158,7 @@ class _Call:
 
     def __init__(self, loop: "_Loop", coroutine: Coroutine):
         self.loop = loop
+        self.owner = _owner.get()
         self.is_withdrawn = False
         self._claim = threading.Lock()
         self._coroutine = coroutine
@@ -163,16 +182,13 @@ class _Call:
 
 
 class _Loop:
-    """An event loop in a daemon thread. It ends when it is retired and its last coroutine has ended."""
+    """An event loop in a daemon thread."""
 
     def __init__(self):
-        self.is_retired = False
-        self._lock = threading.Lock()
-        self._num_calls = 0
-        self._works: WeakKeyDictionary[asyncio.Task | threading.Thread, Hashable] = WeakKeyDictionary()
         self.loop = asyncio.new_event_loop()
-        self.loop.set_task_factory(self._make_task)
-        self.loop.set_default_executor(DaemonThreads(self._add))
+        self.loop.set_task_factory(_make_task)
+        self.loop.set_default_executor(DaemonThreads())
+        self._is_ended = False
         self._asked_at, self._answered = 0.0, threading.Event()
         self._answered.set()
         self._thread = threading.Thread(target=self._work, daemon=True, name="trl_nlac coroutines")
@@ -186,97 +202,54 @@ class _Loop:
     def current_owner(self) -> Hashable:
         """Owner of the task that runs at this moment, if any does."""
         task = asyncio.current_task(self.loop)
-        return None if task is None else self._works.get(task)
-
-    def start(self, coroutine: Coroutine, owner: Hashable) -> _Call:
-        """Start a coroutine. [`end`] must follow."""
-        with self._lock:
-            self._num_calls += 1
-        context = copy_context()
-        context.run(_owner.set, owner)
-        return context.run(_Call, self, coroutine)
-
-    def end(self) -> None:
-        """Note that nobody waits for a coroutine any longer."""
-        with self._lock:
-            self._num_calls -= 1
-            self._stop_if_done()
-
-    def retire(self) -> None:
-        with self._lock:
-            self.is_retired = True
-            self._stop_if_done()
+        return None if task is None else _owners.get(task)
 
     def answers(self) -> bool:
         """Whether the loop runs callbacks, within `ANSWER_SECONDS` of the first that it did not."""
         if self._answered.is_set():
             self._asked_at, self._answered = time.monotonic(), threading.Event()
-            with self._lock:
-                if self.loop.is_closed():
-                    return True
+            try:
                 self.loop.call_soon_threadsafe(self._answered.set)
+            except RuntimeError:  # it has ended
+                self._answered.set()
         return self._answered.wait(max(0.0, self._asked_at + ANSWER_SECONDS - time.monotonic()))
 
-    def works_for(self, owner: Hashable) -> bool:
-        with self._lock:
-            works = [work for work, of in self._works.items() if of is owner]
-        return any(work.is_alive() if isinstance(work, threading.Thread) else not work.done() for work in works)
+    def end(self) -> None:
+        """Cancel the tasks that are left, and end. Call it once."""
+        self.loop.call_soon_threadsafe(self._end)
 
-    def _stop_if_done(self) -> None:
-        if self.is_retired and not self._num_calls and not self.loop.is_closed():
-            self.loop.call_soon_threadsafe(self.loop.stop)
+    def _end(self) -> None:
+        self._is_ended = True
+        self.loop.stop()
 
     def _work(self) -> None:
         asyncio.set_event_loop(self.loop)
-        while not self._is_done():
+        while not self._is_ended:
             self._run_until_stopped()
         tasks, deadline = asyncio.all_tasks(self.loop), time.monotonic() + ANSWER_SECONDS
         for task in tasks:
             task.cancel()
         while not all(task.done() for task in tasks) and time.monotonic() < deadline:
-            self._run_until_stopped(after=0.01)
-        with self._lock:
-            self.loop.close()
+            self.loop.call_later(0.01, self.loop.stop)
+            self._run_until_stopped()
+        self.loop.close()
 
-    def _run_until_stopped(self, after: float | None = None) -> None:
-        if after is not None:
-            self.loop.call_later(after, self.loop.stop)
+    def _run_until_stopped(self) -> None:
         try:
             self.loop.run_forever()  # also ended by a coroutine that stops the loop or raises SystemExit
         except BaseException as error:
             logger.warning("A task of an event loop failed.\n%s", printable_traceback(error))
 
-    def _is_done(self) -> bool:
-        with self._lock:
-            return self.is_retired and not self._num_calls
-
-    def _make_task(self, loop: asyncio.AbstractEventLoop, coroutine: Coroutine, **kwargs) -> asyncio.Task:
-        task = asyncio.Task(coroutine, loop=loop, **kwargs)
-        self._add(task)
-        return task
-
-    def _add(self, work: asyncio.Task | threading.Thread) -> None:
-        with self._lock:
-            self._works[work] = _owner.get()
-
 
 class DaemonThreads(futures.ThreadPoolExecutor):
     """
     Give each call a daemon thread of its own, so that calls that hang hold up neither others nor the program's end.
-
-    Args:
-        note (`Callable[[threading.Thread], None]`, *optional*):
-            Called with each thread before it starts.
     """
-
-    def __init__(self, note: Callable[[threading.Thread], None] = lambda thread: None):
-        super().__init__()
-        self._note = note
 
     def submit(self, function, /, *args, **kwargs) -> futures.Future:
         future: futures.Future = futures.Future()
         thread = threading.Thread(target=_call, args=(future, function, args, kwargs), daemon=True)
-        self._note(thread)
+        _note_owner(thread)
         thread.start()
         return future
 

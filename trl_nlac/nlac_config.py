@@ -10,7 +10,8 @@ from typing import Any
 
 from trl.trainer.base_config import _BaseConfig
 
-from .options.checks import check, check_at_least, check_between, check_choices, check_positive, check_types
+from .options.checks import check, check_at_least, check_between, check_choices, check_types
+from .options.documented import documented
 from .options.environment_options import EnvironmentOptions
 from .options.generation_options import GenerationOptions
 from .options.record_options import RecordOptions
@@ -26,6 +27,7 @@ _LEFT_OPEN = ("samples_per_iteration", "episodes_per_iteration", "target_max_age
 SAMPLES_PER_STEP = 4  # by default, transitions trained on for each environment step of the longest episodes
 
 
+@documented
 @dataclass
 class NLACConfig(RoleOptions, GenerationOptions, EnvironmentOptions, RecordOptions, _BaseConfig):
     r"""
@@ -53,37 +55,12 @@ class NLACConfig(RoleOptions, GenerationOptions, EnvironmentOptions, RecordOptio
         disable_dropout (`bool`, *optional*, defaults to `False`):
             Whether to disable dropout in the model.
 
-        > Parameters that control the data
-
-        shuffle_dataset (`bool`, *optional*, defaults to `True`):
-            Whether to shuffle the tasks.
-        remove_unused_columns (`bool`, *optional*, defaults to `False`):
-            Columns of the dataset are keyword arguments of `reset` and are all kept.
-
-        > Parameters that control playing
+        > Parameters that control the loop
 
         episodes_per_iteration (`int`, *optional*):
             Number of episodes played in each iteration of algorithm 1, over all processes. If `None`, as many as
             `samples_per_iteration` allows when four transitions are trained on for each step of an episode of
             `max_turns`, at least one for each process.
-        reward_weights (`list[float]`, *optional*):
-            Weights of the reward functions. If `None`, 1 each.
-        async_rollouts (`bool`, *optional*, defaults to `False`):
-            Whether episodes are played with the engine of a vLLM server while the model trains. An iteration trains on
-            the buffer, and gets the episodes that have ended. If not, training waits for them, and a run with the same
-            seed is the same.
-        max_environment_failure_rate (`float`, *optional*, defaults to `0.5`):
-            Training stops, with a checkpoint, once the environment failed in more than this share of the last 100
-            episodes.
-
-        > Parameters that control the replay buffer
-
-        replay_buffer_size (`int`, *optional*, defaults to `100000`):
-            Number of transitions that each process keeps.
-        replay_buffer_memory (`float`, *optional*):
-            Memory, in GiB, for the compressed episodes of each process. Beyond it the oldest move to files in
-            `output_dir`, which are deleted when the process ends, and are read back when they are sampled. If `None`,
-            all stay in memory.
         samples_per_iteration (`int`, *optional*):
             Number of transitions trained on in each iteration, over all processes. Must be divisible by the global
             batch size. If `None`, the smallest such number that is at least four for each step of
@@ -92,19 +69,40 @@ class NLACConfig(RoleOptions, GenerationOptions, EnvironmentOptions, RecordOptio
             Number of gradient steps on each transition of an iteration, with the same target and refined action: the
             steps of the iteration are taken again, in their order, and set priorities again. `num_iterations` of
             [`~trl.GRPOConfig`]. `1` is the paper.
+        max_tokens_per_batch (`int`, *optional*):
+            Number of tokens that the model reads in one pass. One that several samples share is counted once, padding
+            only where the model cannot read trees. A micro-batch with more is computed in several passes, filled
+            evenly, as many on every process. Losses and gradients are the same. A longer example has a pass of its
+            own. If `None`, a micro-batch is one pass, however long it is.
+        learning_rate (`float`, *optional*, defaults to `5e-6`):
+            Initial learning rate for the [`~torch.optim.AdamW`] optimizer (paper, appendix A.4).
+        async_rollouts (`bool`, *optional*, defaults to `False`):
+            Whether episodes are played with the engine of a vLLM server while the model trains. An iteration trains on
+            the buffer, and gets the episodes that have ended. If not, training waits for them, and a run with the same
+            seed is the same.
+        shuffle_dataset (`bool`, *optional*, defaults to `True`):
+            Whether to shuffle the tasks.
+        remove_unused_columns (`bool`, *optional*, defaults to `False`):
+            Must be `False`: columns of the dataset are keyword arguments of `reset`, and all are kept.
+        reward_weights (`list[float]`, *optional*):
+            Weights of the reward functions. If `None`, 1 each.
+
+        > Parameters that control replay
+
+        replay_buffer_size (`int`, *optional*, defaults to `100000`):
+            Number of transitions that each process keeps.
         priority_exponent (`float`, *optional*, defaults to `0.1`):
             Alpha of prioritized replay. `0` samples uniformly.
 
-        > Parameters that control the training
+        > Parameters that control targets
 
-        learning_rate (`float`, *optional*, defaults to `5e-6`):
-            Initial learning rate for the [`~torch.optim.AdamW`] optimizer (paper, appendix A.4).
         target_update_rate (`float`, *optional*, defaults to `0.005`):
             Tau: weight of the trained weights in each update of the target weights. With `1` an update copies them.
         target_update_unit (`str`, *optional*, defaults to `"step"`):
-            What the rate counts for: `"step"` is an update of the target weights, `"sample"` a transition trained on
-            since the last one. In algorithm 1 of the paper line 10 stands inside the loop over samples, and each is a
-            gradient step; with batches of B it is either. `"sample"` updates with the rate `1 - (1 - tau) ** B`.
+            What `target_update_rate` counts for: `"step"` is an update of the target weights, `"sample"` a transition
+            trained on since the last one. In algorithm 1 of the paper line 10 stands inside the loop over samples, and
+            each is a gradient step; with batches of B it is either. `"sample"` updates with the rate
+            `1 - (1 - tau) ** B`.
         target_sync_steps (`int`, *optional*, defaults to `1`):
             Number of optimizer steps between two updates of the target weights.
         target_max_age (`int`, *optional*):
@@ -114,6 +112,16 @@ class NLACConfig(RoleOptions, GenerationOptions, EnvironmentOptions, RecordOptio
             since, and every role that took part is greedy. If `None`, twice the time constant of the target weights,
             `2 / target_update_rate` updates (with `target_update_unit="sample"` divided by the samples of an update),
             and `0` with `target_update_rate=1`.
+        bootstrap (`str`, *optional*, defaults to `"explicit"`):
+            Source of the bootstrapped future of a Bellman target. `"explicit"` samples the next action from the policy
+            and its future from the critic, which are both trained (the paper's equation 1), `"implicit"` asks the
+            successor model, whose prompt is not trained, for both in one answer (the paper's implementation, one
+            generation less), `"monte_carlo"` takes what followed in the episode, under the policy of that time. Where
+            an episode was cut, the successor model says how it would have gone on. What `"explicit"` and `"implicit"`
+            sample, the next action too, is sampled with the settings of `successor` in `role_sampling`.
+
+        > Parameters that control the losses
+
         critic_loss_coef (`float`, *optional*, defaults to `1.0`):
             Coefficient of the critic loss, lambda_1 in algorithm 1. With 0 the critic is not trained, and nothing sets
             priorities. Bellman targets are written all the same, for the health metrics.
@@ -121,27 +129,17 @@ class NLACConfig(RoleOptions, GenerationOptions, EnvironmentOptions, RecordOptio
             Coefficient of the policy loss, lambda_2 in algorithm 1. With 0 the policy is not trained. Actions are
             refined all the same, for the health metrics.
         policy_loss_type (`str`, *optional*, defaults to `"sampled"`):
-            `"sampled"` is the negative log-likelihood of a sampled refined action (equation 6, the paper). `"distill"`
-            is the Kullback-Leibler divergence from the refinement policy's whole distribution at each token of the
-            policy's own action, as in self-distillation with feedback
-                        (https://huggingface.co/papers/2601.20802), but with a critique as the feedback. It is
+            What the policy learns: a refined action (`"sampled"`, the paper), or along its own action the refinement
+            policy's distribution (`"distill"`). `"sampled"` is the negative log-likelihood of a sampled refined action
+            (equation 6). `"distill"` is the Kullback-Leibler divergence at each token, as in self-distillation with
+            feedback (https://huggingface.co/papers/2601.20802), but with a critique as the feedback. It is
             KL(refined || policy), TRL's `distillation_alpha=0`, which is least at the mean of what different critiques
             advise; where outcomes are partly luck, act at a lower temperature than 1 afterwards. No refined action is
             generated; the teacher has the target weights. Not for models with chains of thought, whose thoughts would
             be taught by one that has read the critique.
 
-        max_tokens_per_batch (`int`, *optional*):
-            Number of tokens that the model reads in one pass. One that several samples share is counted once, padding
-            only where the model cannot read trees. A micro-batch with more is computed in several passes, filled
-            evenly, as many on every process. Losses and gradients are the same. A longer example has a pass of its
-            own. If `None`, a micro-batch is one pass, however long it is.
-        bootstrap (`str`, *optional*, defaults to `"explicit"`):
-            Source of the bootstrapped future of a Bellman target: `"explicit"` samples the next action from the policy
-            and its future from the critic, which are both trained (the paper's equation 1), `"implicit"` asks the
-            successor model, whose prompt is not trained, for both in one answer (the paper's implementation, one
-            generation less), `"monte_carlo"` takes what followed in the episode, under the policy of that time. Where
-            an episode was cut, the successor model says how it would have gone on. What `"explicit"` and `"implicit"`
-            sample, the next action too, is sampled with the settings of `successor` in `role_sampling`.
+        > Parameters that control refinement
+
         num_refinements (`int`, *optional*, defaults to `1`):
             Rounds m of critique and refinement.
         refine_best_actions (`bool`, *optional*, defaults to `True`):
@@ -154,13 +152,19 @@ class NLACConfig(RoleOptions, GenerationOptions, EnvironmentOptions, RecordOptio
             policy, and once it repeats what was criticised, the policy learns its own actions and can collapse onto
             one of them. Where critiques hardly ever call an action the best, the policy then learns none that it
             already takes, which went well on one benchmark and badly on another. The paper trains on all.
+
+        > Parameters that control rehearsal and watching
+
         rehearsal_ratio (`float`, *optional*, defaults to `0.0`):
             Number of rehearsal samples in each batch, relative to the transitions. `0` is the paper.
         rehearsal_source (`str`, *optional*, defaults to `"dataset"`):
-            `"dataset"` rehearses the trainer's `rehearsal_dataset`. `"self"` rehearses the initial model's own
-            readable answers in every role, about 128 transitions of its first episodes or of the logs; of its refined
-            actions only those that do as their critique says. They are written in the first iteration and kept in
-            every checkpoint.
+            What is rehearsed: the trainer's `rehearsal_dataset` (`"dataset"`), or the initial model's own readable
+            answers in every role (`"self"`). These are about 128 transitions of its first episodes or of the logs; of
+            its refined actions only those that do as their critique says. They are written in the first iteration and
+            kept in every checkpoint.
+        max_environment_failure_rate (`float`, *optional*, defaults to `0.5`):
+            Share of failed environments above which training stops, with a checkpoint. The last 100 episodes count. An
+            evaluation with more is not compared with others.
 
         > Parameters that control evaluation
 
@@ -178,158 +182,52 @@ class NLACConfig(RoleOptions, GenerationOptions, EnvironmentOptions, RecordOptio
         "role_sampling",
     ]
 
-    # Overridden defaults
-    learning_rate: float = field(
-        default=5e-6, metadata={"help": "The initial learning rate for AdamW (paper, appendix A.4)."}
-    )
-    remove_unused_columns: bool | None = field(
-        default=False, metadata={"help": "Columns of the dataset are keyword arguments of `reset` and are all kept."}
-    )
-
     # Parameters that control the model
-    model_init_kwargs: dict[str, Any] | str | None = field(
-        default=None,
-        metadata={"help": "Keyword arguments for `from_pretrained` when the `model` argument is a string."},
-    )
-    trust_remote_code: bool = field(
-        default=False, metadata={"help": "Whether to allow loading models whose code is on the Hub."}
-    )
-    router_aux_loss_coef: float | None = field(
-        default=None,
-        metadata={
-            "help": "Coefficient of the loss that balances the experts of a model with a mixture of them. If None, "
-            "that of the model's configuration. `0.0` disables it."
-        },
-    )
-    disable_dropout: bool = field(default=False, metadata={"help": "Whether to disable dropout in the model."})
+    model_init_kwargs: dict[str, Any] | str | None = None
+    trust_remote_code: bool = False
+    router_aux_loss_coef: float | None = None
+    disable_dropout: bool = False
 
-    # Parameters that control the data
-    shuffle_dataset: bool = field(default=True, metadata={"help": "Whether to shuffle the tasks."})
+    # Parameters that control the loop
+    episodes_per_iteration: int | None = None
+    samples_per_iteration: int | None = None
+    num_updates_per_generation: int = 1
+    max_tokens_per_batch: int | None = None
+    learning_rate: float = 5e-6
+    async_rollouts: bool = False
+    shuffle_dataset: bool = True
+    remove_unused_columns: bool | None = False
+    reward_weights: list[float] | None = None
 
-    # Parameters that control playing
-    episodes_per_iteration: int | None = field(
-        default=None,
-        metadata={
-            "help": "Number of episodes played in each iteration, over all processes. If None, as many as leave four "
-            "of `samples_per_iteration` for each step of an episode of `max_turns`."
-        },
-    )
-    reward_weights: list[float] | None = field(
-        default=None, metadata={"help": "Weights of the reward functions. If None, 1 each."}
-    )
-    async_rollouts: bool = field(
-        default=False,
-        metadata={"help": "Whether episodes are played with the engine of a vLLM server while the model trains."},
-    )
-    max_environment_failure_rate: float = field(
-        default=0.5,
-        metadata={"help": "Training stops once the environment failed in more than this share of 100 episodes."},
-    )
+    # Parameters that control replay
+    replay_buffer_size: int = 100_000
+    priority_exponent: float = 0.1
 
-    # Parameters that control the replay buffer
-    replay_buffer_size: int = field(
-        default=100_000, metadata={"help": "Number of transitions that each process keeps."}
-    )
-    replay_buffer_memory: float | None = field(
-        default=None,
-        metadata={
-            "help": "Memory, in GiB, for the episodes of each process. Beyond it the oldest move to files in "
-            "`output_dir`. If None, all stay in memory."
-        },
-    )
-    samples_per_iteration: int | None = field(
-        default=None,
-        metadata={
-            "help": "Number of transitions trained on in each iteration, over all processes. Must be divisible by the "
-            "global batch size. If None, at least four for each step of the iteration's episodes of `max_turns`."
-        },
-    )
-    num_updates_per_generation: int = field(
-        default=1,
-        metadata={"help": "Number of gradient steps on each transition of an iteration. 1 is the paper."},
-    )
-    priority_exponent: float = field(
-        default=0.1, metadata={"help": "Alpha of prioritized replay. 0 samples uniformly."}
-    )
+    # Parameters that control targets
+    target_update_rate: float = 0.005
+    target_update_unit: str = field(default="step", metadata={"choices": ["step", "sample"]})
+    target_sync_steps: int = 1
+    target_max_age: int | None = None
+    bootstrap: str = field(default="explicit", metadata={"choices": ["implicit", "explicit", "monte_carlo"]})
 
-    # Parameters that control the training
-    target_update_rate: float = field(
-        default=0.005,
-        metadata={"help": "Tau: weight of the trained weights in each update of the target weights."},
-    )
-    target_update_unit: str = field(
-        default="step",
-        metadata={
-            "help": "Whether tau counts for an update of the target weights or for each transition trained on since.",
-            "choices": ["step", "sample"],
-        },
-    )
-    target_sync_steps: int = field(
-        default=1, metadata={"help": "Number of optimizer steps between two updates of the target weights."}
-    )
-    target_max_age: int | None = field(
-        default=None,
-        metadata={
-            "help": "A Bellman target is used again until it is older than this number of updates of the target "
-            "weights. 0 writes targets anew, as the paper. Default: twice the time constant of the target weights."
-        },
-    )
-    critic_loss_coef: float = field(default=1.0, metadata={"help": "Coefficient of the critic loss."})
-    policy_loss_coef: float = field(default=1.0, metadata={"help": "Coefficient of the policy loss."})
-    policy_loss_type: str = field(
-        default="sampled",
-        metadata={
-            "help": "Whether the policy learns a refined action, or along its own action the refiner's distribution.",
-            "choices": ["sampled", "distill"],
-        },
-    )
-    max_tokens_per_batch: int | None = field(
-        default=None,
-        metadata={
-            "help": "Number of tokens that the model reads in one pass. A micro-batch with more takes several passes. "
-            "If None, a micro-batch is one pass."
-        },
-    )
-    bootstrap: str = field(
-        default="explicit",
-        metadata={
-            "help": "Source of the bootstrapped future of a Bellman target.",
-            "choices": ["implicit", "explicit", "monte_carlo"],
-        },
-    )
-    num_refinements: int = field(default=1, metadata={"help": "Rounds of critique and refinement."})
-    refine_best_actions: bool = field(
-        default=True,
-        metadata={
-            "help": "Whether an action that its critique calls the best is refined, too. If False, it is its own "
-            "refinement."
-        },
-    )
-    mask_noncompliant_refinements: bool = field(
-        default=False,
-        metadata={
-            "help": "Whether refined actions that do other than their critiques say are excluded from the policy loss."
-        },
-    )
-    rehearsal_ratio: float = field(
-        default=0.0,
-        metadata={"help": "Number of rehearsal samples in each batch, relative to the transitions. 0 is the paper."},
-    )
-    rehearsal_source: str = field(
-        default="dataset",
-        metadata={
-            "help": "Whether to rehearse the `rehearsal_dataset` or the initial model's own readable answers.",
-            "choices": ["dataset", "self"],
-        },
-    )
+    # Parameters that control the losses
+    critic_loss_coef: float = 1.0
+    policy_loss_coef: float = 1.0
+    policy_loss_type: str = field(default="sampled", metadata={"choices": ["sampled", "distill"]})
+
+    # Parameters that control refinement
+    num_refinements: int = 1
+    refine_best_actions: bool = True
+    mask_noncompliant_refinements: bool = False
+
+    # Parameters that control rehearsal and watching
+    rehearsal_ratio: float = 0.0
+    rehearsal_source: str = field(default="dataset", metadata={"choices": ["dataset", "self"]})
+    max_environment_failure_rate: float = 0.5
 
     # Parameters that control evaluation
-    num_eval_episodes: int = field(
-        default=1, metadata={"help": "Number of episodes of each task of the `eval_dataset`."}
-    )
-    num_eval_critiques: int = field(
-        default=64, metadata={"help": "Number of actions that the critic judges in each evaluation."}
-    )
+    num_eval_episodes: int = 1
+    num_eval_critiques: int = 64
 
     def __post_init__(self):
         remember_secrets(vars(self))
@@ -406,8 +304,7 @@ class NLACConfig(RoleOptions, GenerationOptions, EnvironmentOptions, RecordOptio
         check_between(self, 0, 1_000_000, "critic_loss_coef", "policy_loss_coef")
         check_between(self, 0, 1000, "learning_rate")
         check_between(self, 0, 100, "rehearsal_ratio")
-        check_between(self, 0, 1, "max_environment_failure_rate", "priority_exponent")
-        check_positive(self, "replay_buffer_memory", most=10**9)
+        check_between(self, 0, 1, "priority_exponent", "max_environment_failure_rate")
         check(self, "remove_unused_columns", not self.remove_unused_columns, "False: columns are keywords of `reset`")
         check(self, "target_update_rate", 0 < self.target_update_rate <= 1, "above 0 and at most 1")
         fits = self.replay_buffer_size >= self.max_turns  # an episode must fit

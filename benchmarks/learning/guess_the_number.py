@@ -10,7 +10,6 @@ import re
 from functools import cache
 from typing import Any
 
-from trl_nlac.environments import TextEnvironment
 from trl_nlac.environments.embedded.dialogues import Steps
 from trl_nlac.environments.embedded.guess_the_number_dialogues import (
     GAME,
@@ -67,11 +66,6 @@ REFERENCES = {
     "a number that fits all hints": success_of_fitting(),
     "any number": success_of_any(),
 }
-
-
-def guess_that_fits(environment: TextEnvironment, steps: Steps, rng: random.Random) -> str:
-    """Draw a guess from the numbers that fit all hints: a teacher, see [`~benchmarks.learning.tasks.LearningTask`]."""
-    return format_guess(rng.choice(fitting(steps)))
 
 
 class GuessTheNumberOracle:

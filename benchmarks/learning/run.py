@@ -9,7 +9,7 @@ python -m benchmarks.learning.run
 Each cell (task, method, seed) is a separate process and has its own JSON file under --cells, so that an interrupted
 benchmark continues where it stopped, and any cell can be run again:
 
-python -m benchmarks.learning.run --tasks service_desk_told --methods nlac hindsight --seeds 0 1 --rerun
+python -m benchmarks.learning.run --tasks service_desk_told --methods nlac hindsight --seeds 0 1 --cells runs/cells
 
 Other settings of the methods are given as `--name value`, `--role_sampling` as JSON that is merged with the method's
 own. The files of the cells record them, so these cells need another folder:
@@ -17,12 +17,8 @@ own. The files of the cells record them, so these cells need another folder:
 python -m benchmarks.learning.run --tasks service_desk_told --methods nlac --num_refinements 2 \\
     --role_sampling '{"critique": {"temperature": 0.5}}' --cells runs/cells
 
-A real model on one GPU, with the paper's settings where it states them. The settings at the top of real_models.py can
-be changed in the same way:
-
-python -m benchmarks.learning.run --model Qwen/Qwen2.5-7B-Instruct --use_peft --use_vllm --tasks twenty_questions \\
-    --methods nlac grpo rft scalar base --max_completion_length 2048 --json runs/qwen.json
-python -m benchmarks.learning.figures.report --json runs/qwen.json --plots runs/plots
+Without --cells only the cells that the published table lacks are run. Then `python -m benchmarks.cells learning table
+runs/learning_cells` adds them to it, and `python -m benchmarks.learning.figures` writes the pages.
 """
 
 import argparse
@@ -36,12 +32,9 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from trl import ModelConfig, get_peft_config
-
 from benchmarks import reporting
-from benchmarks.learning import real_models
-from benchmarks.learning.figures.summary import CELLS, METHODS, SEEDS, summarize
-from benchmarks.learning.figures.table import comparison
+from benchmarks.cells import read_cells
+from benchmarks.learning.figures.tables import METHODS, Tables
 from benchmarks.learning.methods import nlac
 from benchmarks.learning.methods.base import at_the_start, play_base
 from benchmarks.learning.methods.settings import (
@@ -51,11 +44,11 @@ from benchmarks.learning.methods.settings import (
     ENDURING,
     LEAN,
     LONG,
+    OF_ACTING,
     OF_BASELINES,
     PLAIN,
     SELF_DISTILLATIONS,
     SLOW,
-    TAUGHT,
     TRAINERS,
     UNANCHORED,
     VARIANTS,
@@ -68,6 +61,9 @@ from benchmarks.learning.tasks import GUESS_THE_NUMBER, HANDBOOK, OUTSIDE_THE_TA
 
 
 ROOT = Path(__file__).parents[2]
+CELLS = Path("runs/learning_cells")  # those that the table lacks
+SEEDS = (0, 1, 2, 3, 4)
+IDENTITY = ("task", "method", "seed")
 # Environment steps that a method can spend on a task, and the factors of those that cost less per step and learn more
 # slowly, or are run until their curves are flat. Ablations have NLAC's budget, or half of it on tasks where NLAC was
 # also run with half (`PLAIN`).
@@ -122,18 +118,9 @@ def read_settings(words: list[str]) -> dict[str, Any]:
 
 def budget_of(task: str, method: str) -> int:
     """Return the environment steps that a method can spend on a task."""
-    if task not in BUDGETS:
-        return real_models.BUDGET
     if method in ABLATIONS and PLAIN in ABLATIONS_BY_TASK.get(task, ()):
         return BUDGETS[task] // 2
     return BUDGETS[task] * BUDGET_FACTORS.get(method, 1)
-
-
-def default_cells(model: str | None, quick: bool) -> Path:
-    """Return the folder of the cells. Real models and quick runs have their own folders."""
-    if model:
-        return Path("runs") / f"learning_{Path(model).name}"
-    return Path("runs/learning_quick") if quick else CELLS
 
 
 def cell_path(cells: Path, task: str, method: str, seed: int) -> Path:
@@ -156,21 +143,14 @@ def decode(player: Player, temperatures: list[float], num_episodes: int) -> list
 def run_cell(task_name: str, method: str, seed: int, args: argparse.Namespace, changes: dict) -> dict:
     """Train and evaluate one cell."""
     setting = reporting.setting("torch", "transformers", "trl", "accelerate")  # before the checkout may change
-    if args.model:
-        adapter = get_peft_config(ModelConfig(use_peft=args.use_peft))
-        task = real_models.make_task(
-            task_name, seed, args.model, adapter, user_model=args.user_model, user_base_url=args.user_base_url
-        )
-    else:
-        task = make_task(task_name, seed)
-        if args.base_model:
-            task = replace(task, model=args.base_model)
+    task = make_task(task_name, seed)
+    if args.base_model:
+        task = replace(task, model=args.base_model)
     budget = args.budget or budget_of(task_name, method)
     interval = max(1, budget // NUM_EVALUATIONS)
     trains = method not in ("base", "base_refined")
     settings = merge_settings(default_settings(task, method) if trains else {}, changes)
-    acting_settings = {name: settings.pop(name) for name in list(settings) if name in real_models.ACTING}
-    shared = ACTING if task.is_tiny else real_models.ACTING
+    acting_settings = {name: settings.pop(name) for name in list(settings) if name in OF_ACTING}
     acting = acting_config(task, str(args.runs / task_name / method / str(seed)), seed, **acting_settings)
     if not trains:
         player = play_base(task, acting, refines=method == "base_refined")
@@ -183,14 +163,12 @@ def run_cell(task_name: str, method: str, seed: int, args: argparse.Namespace, c
         "task": task_name,
         "method": method,
         "seed": seed,
-        "model": args.model or Path(task.model).name,
+        "model": Path(task.model).name,
         "sampling": {name: vars(acting)[name] for name in ("temperature", "top_p", "top_k", "min_p")},
         "settings": settings,
-        "acting": {name: value for name, value in {**shared, **acting_settings}.items() if name not in settings},
+        "acting": {name: value for name, value in {**ACTING, **acting_settings}.items() if name not in settings},
         "command": " ".join(
             [f"python -m benchmarks.learning.run --tasks {task_name} --methods {method} --seeds {seed}"]
-            + ([f"--model {args.model}"] if args.model else [])
-            + (["--use_peft"] if args.use_peft else [])
             + ([f"--base_model {args.base_model}"] if args.base_model else [])
             + ([f"--temperatures {' '.join(map(str, args.temperatures))}"] if args.temperatures else [])
             + ([f"--budget {budget}"] if budget != budget_of(task_name, method) else [])
@@ -210,28 +188,18 @@ def run_cell(task_name: str, method: str, seed: int, args: argparse.Namespace, c
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    known = [*TASKS, *OUTSIDE_THE_TABLE, *real_models.TASKS]
-    parser.add_argument("--tasks", nargs="+", choices=known, default=list(TASKS))
+    parser.add_argument("--tasks", nargs="+", choices=[*TASKS, *OUTSIDE_THE_TABLE], default=list(TASKS))
     parser.add_argument(
         "--methods",
         nargs="+",
-        choices=[*METHODS, *VARIANTS, *OF_BASELINES, *SELF_DISTILLATIONS, TAUGHT],
-        help="by default all methods, and the ablations of the tiny models' tasks",
+        choices=[*METHODS, *VARIANTS, *OF_BASELINES, *SELF_DISTILLATIONS],
+        help="by default all methods of the table, and the ablations of each task",
     )
     parser.add_argument("--seeds", nargs="+", type=int, default=SEEDS)
-    parser.add_argument(
-        "--cells",
-        type=Path,
-        help=f"folder of the cells: by default {CELLS}, runs/learning_quick or, with --model, runs/learning_<name>",
-    )
-    parser.add_argument("--json", type=Path, help="where to write the figures of these cells")
+    parser.add_argument("--cells", type=Path, help=f"folder of the cells; by default {CELLS}, for the table")
     parser.add_argument("--runs", type=Path, default=Path("runs/learning"))
     parser.add_argument("--budget", type=int, help="environment steps in place of the task's budget")
-    parser.add_argument("--model", help="a real model in place of the tiny models")
     parser.add_argument("--base_model", help="another build of the tiny model: a folder")
-    parser.add_argument("--use_peft", action="store_true", help="train an adapter (LoRA) of the real model")
-    parser.add_argument("--user_model", default="gpt-4.1", help="model that plays the customers of tau_bench")
-    parser.add_argument("--user_base_url", help="OpenAI-compatible server of the user model")
     parser.add_argument(
         "--temperatures", nargs="+", type=float, default=[], help="evaluate trained policies at these, too"
     )
@@ -242,25 +210,20 @@ def main():
     )
     parser.add_argument("--in_process", action="store_true", help=argparse.SUPPRESS)
     args, rest = parser.parse_known_args()
-    of_real_models = set(args.tasks) & set(real_models.TASKS)
-    if of_real_models and not args.model:
-        parser.error(f"--tasks {min(of_real_models)} needs a real model: add --model")
     if args.quick and not args.in_process:
         args.tasks, args.methods, args.seeds = ["service_desk_told"], ["nlac", "hindsight", "base"], [0]
-        args.budget = args.budget or 200
+        args.budget, args.cells = args.budget or 200, args.cells or Path("runs/learning_quick")
+    published = set()
     if args.cells is None:
-        args.cells = default_cells(args.model, args.quick)
-        differs = rest or args.budget or args.base_model or set(args.tasks) & set(OUTSIDE_THE_TABLE)
-        if args.cells == CELLS and differs:
-            parser.error(
-                f"{CELLS} is for the settings of the code: add --cells, a folder for {' '.join(sys.argv[1:])}"
-            )
-    ablations = {} if args.model else ABLATIONS_BY_TASK
+        if rest or args.budget or args.base_model or set(args.tasks) & set(OUTSIDE_THE_TABLE):
+            parser.error(f"The table has the settings of the code: add --cells, a folder for {' '.join(sys.argv[1:])}")
+        args.cells = CELLS
+        published = {tuple(cell[name] for name in IDENTITY) for cell in read_cells("learning", "table")}
     cells = [
         (task, method, seed)
         for seed in args.seeds
         for task in args.tasks
-        for method in args.methods or (*METHODS, *ablations.get(task, ()))
+        for method in args.methods or (*METHODS, *ABLATIONS_BY_TASK.get(task, ()))
     ]
     if args.in_process:
         [(task, method, seed)] = cells
@@ -269,12 +232,12 @@ def main():
         return
 
     # With another number of threads sums differ in their last bits, and after some hundred updates so do samples.
-    env = os.environ if args.model else {**os.environ, "OMP_NUM_THREADS": "1"}
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}
 
     def run(cell: tuple[str, str, int]) -> bool:
         """Run a cell, unless it exists, and return whether it exists afterwards."""
         task, method, seed = cell
-        if not args.rerun and cell_path(args.cells, *cell).exists():
+        if not args.rerun and (cell in published or cell_path(args.cells, *cell).exists()):
             return True
         command = [sys.executable, "-m", "benchmarks.learning.run", "--in_process", *sys.argv[1:]]
         command += ["--tasks", task, "--methods", method, "--seeds", str(seed), "--cells", str(args.cells)]
@@ -287,11 +250,8 @@ def main():
     with ThreadPoolExecutor(args.jobs) as pool:
         done = list(pool.map(run, cells))
     paths = [path for path in (cell_path(args.cells, *cell) for cell in cells) if path.exists()]
-    reports = [json.loads(path.read_text()) for path in paths]
-    summary = summarize(reports, args.tasks, args.methods or METHODS, ablations=ablations, seeds=args.seeds)
-    reporting.write(summary, args.json)
-    print("Final success, its 95 % interval over seeds, and after how many environment steps:")
-    print(comparison(summary))
+    if paths:
+        print(Tables([{"set": "table", **json.loads(path.read_text())} for path in paths]).of_set("table"))
     if not all(done):
         sys.exit(f"{done.count(False)} of {len(cells)} cells failed, see their logs.")
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from datasets import Dataset
 
-from benchmarks.learning.guess_the_number import REFERENCES, GuessTheNumberEnvironment, guess_that_fits
+from benchmarks.learning.guess_the_number import REFERENCES, GuessTheNumberEnvironment
 from trl_nlac import NLACPrompts
 from trl_nlac.environments import ServiceDesk, ServiceDeskEnvironment, StepResult, TextEnvironment
 from trl_nlac.environments.embedded import (
@@ -23,7 +23,6 @@ from trl_nlac.environments.embedded import (
     make_rehearsal_dataset,
     make_tasks,
 )
-from trl_nlac.environments.embedded.dialogues import Steps
 from trl_nlac.environments.embedded.guess_the_number_dialogues import MAX_ACTIONS
 from trl_nlac.environments.embedded.names import CUSTOMERS, HELD_OUT_CUSTOMERS
 from trl_nlac.environments.embedded.relay import RelayHouse
@@ -37,9 +36,6 @@ if TYPE_CHECKING:
 # Built by examples/scripts/build_tiny_model.py; each has a README.md.
 BASE_MODEL = str(Path(__file__).parent / "base_model")
 BASE_MODELS = {variant: f"{BASE_MODEL}_{variant}" for variant in ("noisy", "delayed", "guess_the_number")}
-
-
-Teacher = Callable[[TextEnvironment, Steps, random.Random], str]
 
 
 @dataclass(frozen=True)
@@ -92,9 +88,6 @@ class LearningTask:
             Number of episodes of each row in the evaluation after training.
         logs ([`~datasets.Dataset`], *optional*):
             Conversations that are in the replay buffer from the start.
-        teacher (`Callable[[TextEnvironment, Steps, random.Random], str]`, *optional*):
-            Chooses an action after the steps of an episode, each an action and its observation, as somebody who knows
-            the task: a control of what the model can learn.
     """
 
     name: str
@@ -111,7 +104,6 @@ class LearningTask:
     peft_config: "PeftConfig | None" = None
     final_episodes: int = 4
     logs: Dataset | None = None
-    teacher: Teacher | None = None
 
     @property
     def unseen(self) -> list[str]:
@@ -129,16 +121,11 @@ class LearningTask:
             "replay_dataset": self.logs,
         }
 
-    @property
-    def is_tiny(self) -> bool:
-        """Whether a tiny model plays it. Tiny models were trained on their own short prompts only."""
-        return self.prompts in (COMPACT_PROMPTS, GUESS_THE_NUMBER_PROMPTS)
 
-
-def service_desk(variant: str, seed: int, shows_tools: bool = False) -> LearningTask:
+def service_desk(variant: str, seed: int) -> LearningTask:
     """Make a desk of the variant, with some customers held out. Another desk is the unseen domain."""
     desk, unseen = (ServiceDesk.from_seed(number, variant=variant) for number in (seed, 1000 + seed))
-    at_desk, elsewhere = (partial(ServiceDeskEnvironment, world, shows_tools) for world in (desk, unseen))
+    at_desk, elsewhere = (partial(ServiceDeskEnvironment, world) for world in (desk, unseen))
 
     def rows(desk: ServiceDesk, customers: list[str]) -> Dataset:
         return Dataset.from_list(
@@ -183,11 +170,6 @@ class HandbookEnvironment(TextEnvironment):
         return self._environment.step(action)
 
 
-def look_up(environment: HandbookEnvironment, steps: Steps, rng: random.Random) -> str:
-    """Act as somebody who reads the handbook: the first call is right."""
-    return environment.right_call
-
-
 def handbook_rows(
     rng: random.Random,
     desks: Iterable[int],
@@ -222,7 +204,6 @@ def handbook(seed: int) -> LearningTask:
         prompts=COMPACT_PROMPTS,
         rehearsal=make_rehearsal_dataset("service_desk", variant="told", customers=True),
         max_turns=2,
-        teacher=look_up,
     )
 
 
@@ -282,7 +263,6 @@ def guess_the_number(seed: int) -> LearningTask:
         rehearsal=make_rehearsal_dataset("guess_the_number"),
         max_turns=MAX_ACTIONS,
         oracle_success=REFERENCES["exact solver"],
-        teacher=guess_that_fits,
     )
 
 

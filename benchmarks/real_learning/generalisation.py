@@ -5,16 +5,16 @@
 NLAC and other methods with a real model on desks whose rules stand in a handbook: what is learned on 200 desks, on 50
 that were never seen.
 
-    python -m benchmarks.real_learning.generalisation --folder runs/handbook \\
-        --cells benchmarks/results/real_generalisation --json benchmarks/results/real_generalisation.json \\
-        --page docs/source/results_generalisation.md
+    python -m benchmarks.real_learning.generalisation --folder runs/handbook
 
 First the roles are warmed up on other desks, as in `benchmarks/real_learning/run.py`, and the adapter is merged into
-the model, with which every method begins. Cells that exist are not run again. With `--quotes` and another folder the
-critic is taught to quote the rule that it judges by.
+the model, with which every method begins. Cells that exist are not run again, and `python -m benchmarks.cells` adds
+them to the published ones. With `--quotes` and another folder the critic is taught to quote the rule that it judges
+by.
 """
 
 import argparse
+import json
 import random
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,7 +23,7 @@ import torch
 from peft import LoraConfig
 from transformers import AutoTokenizer
 
-from benchmarks.learning.figures.generalisation import generalisation, text
+from benchmarks.learning.figures.tables import Tables
 from benchmarks.learning.methods import grpo, nlac, rft
 from benchmarks.learning.methods.base import at_the_start, play_base
 from benchmarks.learning.methods.settings import DISTILLED, HINDSIGHT, SELF_DISTILLATION, merge_settings
@@ -31,7 +31,7 @@ from benchmarks.learning.tasks import Instances, LearningTask, handbook_rows
 from benchmarks.real_learning.handbook import QUOTING_PROMPTS, HandbookDesk, QuotingReader, Reader, known_desk
 from benchmarks.real_learning.run import BF16, DTYPE, LORA, NLAC, ROLES, load, read_rehearsal, warm_up, write_rehearsal
 from benchmarks.real_model import real_model_path
-from benchmarks.reporting import publish, read_cells, setting, write
+from benchmarks.reporting import setting, write
 from trl_nlac import NLACConfig, NLACPrompts
 from trl_nlac.environments.embedded.names import CUSTOMERS, HELD_OUT_CUSTOMERS
 
@@ -104,7 +104,6 @@ class Setup:
 
 PLAIN = Setup("spoken_handbook", Reader(NLACPrompts()), ROLES["max_completion_length"])
 QUOTING = Setup("spoken_handbook_quoted", QuotingReader(QUOTING_PROMPTS), 96)
-TITLES = {PLAIN.task: "A critic that judges at once", QUOTING.task: "A critic that quotes the rule first"}
 
 
 def make_known_desks() -> HandbookDesk:
@@ -188,23 +187,11 @@ def run_cell(
     }
 
 
-def by_task(cells: list[dict]) -> dict[str, list[dict]]:
-    """Group cells by their task."""
-    return {task: [cell for cell in cells if cell["task"] == task] for task in TITLES}
-
-
-def tables(report: dict) -> str:
-    """Write the tables of every task."""
-    return "\n\n".join(f"{TITLES[task]}:\n\n{text(of)}" for task, of in report.items() if of["methods"])
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default=str(real_model_path()))
     parser.add_argument("--folder", type=Path, default=Path("runs", "handbook"))
-    parser.add_argument("--cells", type=Path, default=Path("benchmarks", "results", "real_generalisation"))
-    parser.add_argument("--json", type=Path, help="where to write the figures of the cells")
-    parser.add_argument("--page", type=Path, help="Markdown file in which to replace the results")
+    parser.add_argument("--cells", type=Path, default=Path("runs", "handbook_cells"))
     parser.add_argument("--methods", nargs="*", choices=[*METHODS, *BASES], default=[*METHODS, *BASES])
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--budget", type=int, default=BUDGET, help="environment steps")
@@ -224,8 +211,7 @@ def main() -> None:
     for path, (method, seed) in missing.items():
         task = make_task(seed, model, setup, rehearsal)
         write(run_cell(task, setup, method, seed, args.budget, runs, args.num_transitions), path)
-    report = {task: generalisation(cells) for task, cells in by_task(read_cells(args.cells)).items()}
-    publish(report, tables(report), "real_learning/generalisation.py", args.json, args.page)
+    print(Tables([], [json.loads(path.read_text()) for path in paths]).handbook())
 
 
 if __name__ == "__main__":

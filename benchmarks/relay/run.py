@@ -3,14 +3,17 @@
 """
 Where bootstrapping must win: the relay house, from logs in which every piece of every way out is there, and no way.
 
-python -m benchmarks.relay.run --json benchmarks/results/relay.json --page docs/source/results_relay.md
+python -m benchmarks.relay.run
 
 All methods take the same number of gradient steps on the same logs, and never play. With `--plays` NLAC then begins
 with these logs in its replay buffer, stale failures, and plays from the highest floor. Each cell (house, method) is
 measured in a process of its own and kept in a file below --cells, so that a run that was stopped goes on where it was.
+Cells that are published already are not run again. `python -m benchmarks.cells relay <set> <folder>` adds a folder to
+them, whose set is its name.
 """
 
 import argparse
+import json
 import os
 import sys
 from dataclasses import replace
@@ -24,14 +27,15 @@ from transformers import Trainer, TrainerCallback
 from transformers.trainer_callback import PrinterCallback
 
 from benchmarks import reporting
-from benchmarks.learning.figures.summary import SPENT
+from benchmarks.cells import read_cells
+from benchmarks.learning.figures.curves import COSTS
+from benchmarks.learning.figures.tables import TOKENS, Tables
 from benchmarks.learning.methods import nlac
 from benchmarks.learning.methods.scalar import ScalarActorCriticTrainer
 from benchmarks.learning.methods.settings import HINDSIGHT, NLAC, NLAC_BY_TASK, acting_config, merge_settings
 from benchmarks.learning.methods.sft import sft_trainer
 from benchmarks.learning.playing import Player, TrainedTokens
 from benchmarks.learning.tasks import LearningTask, relay
-from benchmarks.relay.report import summarize, text
 from trl_nlac import NLACTrainer
 from trl_nlac.agent.better_actions import act_better
 from trl_nlac.environments.embedded.rooms import DOORS, parse_door
@@ -51,7 +55,6 @@ ARMS = {
     "explicit": {"bootstrap": "explicit"},
     "forgetful": {"bootstrap": "explicit", "keep_history": False},
     "forgetful_monte_carlo": {"bootstrap": "monte_carlo", "keep_history": False},
-    "rehearsed": {"bootstrap": "explicit", "trainer": "rehearsed_refinements"},
     "distilled": {"bootstrap": "explicit", "policy_loss_type": "distill", "num_refinements": 1},
     "implicit": {"bootstrap": "implicit"},
     "monte_carlo": {"bootstrap": "monte_carlo"},
@@ -230,7 +233,7 @@ def play_on(method: str, seed: int, args: argparse.Namespace) -> dict[str, Any]:
     return {
         "success": success(curve.player, task.final_episodes),
         "curve": curve.points,
-        "costs": {cost: curve.points[-1][cost] for cost in SPENT},
+        "costs": {name: curve.points[-1][name] for name in (*COSTS, *TOKENS)},
     }
 
 
@@ -243,9 +246,7 @@ def main():
     parser.add_argument("--plays", action="store_true", help="play, beginning with the logs; not for the baselines")
     parser.add_argument("--budget", type=int, default=600, help="environment steps, with --plays")
     parser.add_argument("--runs", type=Path, default=Path("runs/relay"))
-    parser.add_argument("--cells", type=Path, default=Path("benchmarks/results/relay"))
-    parser.add_argument("--json", type=Path, help="where to write the figures of all cells")
-    parser.add_argument("--page", type=Path, help="Markdown file whose results are replaced")
+    parser.add_argument("--cells", type=Path, default=Path("runs/relay_cells"))
     parser.add_argument(
         "--quick", action="store_true", help="one house of two floors, two methods, few steps; takes minutes"
     )
@@ -269,8 +270,9 @@ def main():
         cell |= {"command": command, **measured, "settings": settings_of(method)}
         reporting.write({**cell, **setting}, folder / method / f"{seed}.json")
         return
+    published = {(cell["method"], cell["seed"]) for cell in read_cells("relay", folder.name)}
     for method, seed in cells:
-        if not (folder / method / f"{seed}.json").exists():
+        if (method, seed) not in published and not (folder / method / f"{seed}.json").exists():
             # With another number of threads sums differ in their last bits, and after some hundred updates so do runs.
             env = {**os.environ, "OMP_NUM_THREADS": "1"}
             command = [sys.executable, "-m", "benchmarks.relay.run", *words, "--in_process"]
@@ -279,8 +281,9 @@ def main():
             if not reporting.run_logged(command, log, env=env, cwd=ROOT):
                 sys.exit(f"{method} {seed} failed, see {log}.")
             print(f"{method} {seed}: done", flush=True)
-    report = summarize(reporting.read_cells(args.cells))
-    reporting.publish(report, text(report), "relay/run.py", args.json, args.page)
+    paths = sorted(folder.rglob("*.json"))
+    if paths:
+        print(Tables([], relay=[{"set": folder.name, **json.loads(path.read_text())} for path in paths]).relay())
 
 
 if __name__ == "__main__":

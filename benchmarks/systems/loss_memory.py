@@ -11,19 +11,13 @@ counted, nor are the weights and their gradients.
     python -m benchmarks.systems.loss_memory --json benchmarks/results/loss_memory.json
 """
 
-import argparse
-import os
-import resource
-import subprocess
-import sys
 from contextlib import nullcontext
-from pathlib import Path
 
 import torch
 from torch.nn import functional as F
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from benchmarks.reporting import setting, write
+from benchmarks import reporting
 from trl_nlac.method.batches import NLACCollator
 from trl_nlac.method.losses import batch_losses
 from trl_nlac.types import Prompt, TrainingExample
@@ -56,7 +50,7 @@ def peak_bytes(side: str, tokens: int, vocabulary: int) -> int:
     batch = NLACCollator(0, keeps_logits=False)(examples)
     for parameter in model.parameters():
         parameter.grad = torch.zeros_like(parameter)
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    before = reporting.peak_bytes()
     if side == "all_logits":
         labels = batch.tokens.inputs["input_ids"].clone()
         labels[:, :start] = -100
@@ -65,38 +59,34 @@ def peak_bytes(side: str, tokens: int, vocabulary: int) -> int:
     else:
         loss = batch_losses(model, batch, nullcontext if side == "distill" else None).sum()
     loss.backward()
-    return (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024
+    return reporting.peak_bytes() - before
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = reporting.parser(__doc__)
     parser.add_argument("--tokens", type=int, default=16384)
     parser.add_argument("--vocabulary", type=int, default=32768)
     parser.add_argument("--cell", nargs=2, metavar=("SIDE", "VOCABULARY"), help="measure this alone, and print it")
-    parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     if args.cell:
         print(peak_bytes(args.cell[0], args.tokens, int(args.cell[1])))
         return
     sides = {}
     for side in SIDES:
-        peaks = []
-        for vocabulary in (args.vocabulary, 32):
-            words = [sys.executable, "-m", "benchmarks.systems.loss_memory", "--tokens", str(args.tokens)]
-            words += ["--cell", side, str(vocabulary)]
-            # So that glibc returns memory that is freed, and the peak is that of what is in use.
-            environment = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536"}
-            run = subprocess.run(words, check=True, stdout=subprocess.PIPE, text=True, env=environment)
-            peaks.append(int(run.stdout.splitlines()[-1]))
-        sides[side] = {
-            "peak_bytes": peaks,
-            "bytes_per_token_word": (peaks[0] - peaks[1]) / args.tokens / args.vocabulary,
-        }
+        words = ("--tokens", args.tokens, "--cell", side)
+        # So that glibc returns memory that is freed, and the peak is that of what is in use.
+        variables = {"MALLOC_MMAP_THRESHOLD_": "65536"}
+        large, tiny = (
+            reporting.alone("benchmarks.systems.loss_memory", *words, vocabulary, **variables)
+            for vocabulary in (args.vocabulary, 32)
+        )
+        per_token_word = (large - tiny) / args.tokens / args.vocabulary
+        sides[side] = {"peak_bytes": [large, tiny], "bytes_per_token_word": per_token_word}
         print(side, sides[side], flush=True)
     shape = {"tokens": args.tokens, "vocabulary": args.vocabulary, "prompt_share": PROMPT_SHARE, "dtype": "float32"}
     found = sides["answers"]["bytes_per_token_word"]
-    report = {**setting("torch", "transformers"), "shape": shape, "bytes_per_token_word": found, "sides": sides}
-    write(report, args.json)
+    setting = reporting.setting("torch", "transformers")
+    reporting.write({**setting, "shape": shape, "bytes_per_token_word": found, "sides": sides}, args.json)
 
 
 if __name__ == "__main__":

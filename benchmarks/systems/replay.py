@@ -2,20 +2,20 @@
 
 """
 The cost of a replay buffer: memory, adding, sampling, updating, saving and loading, from a thousand to a million
-transitions, with all episodes in memory and with most of them spilled to files.
+transitions, with all episodes in memory.
 
 Every measurement runs in a separate process, with a full buffer whose capacity is the number of transitions. Its
 memory is the growth of the resident set (`VmRSS`, after `malloc_trim`, so that only the memory of the buffer itself
 counts). `memory_ratio` relates it to the size of the token ids of the stored episodes as int32.
 
-There are two kinds of episodes, each of `--num_turns` turns with 100 to 300 tokens of action and as many of
+There are two kinds of episodes, each of ten turns with 100 to 300 tokens of action and as many of
 observation. `text` takes them from Python's documentation (the topics of `pydoc`), in pieces of at most six letters,
 which get arbitrary ids from a vocabulary of 151,643. `random` has the same text, but ids that are drawn uniformly and
 cannot be compressed.
 
 `sample_us` is the time of drawing a batch. `sample_draw_us` is the time of finding its transitions in the tree, the
 only part that grows with the buffer; the rest builds the episodes. These times are medians of the fastest of
-`--rounds` rounds. The machine may be shared (`load_average`), so everything is timed twice: `_cpu` excludes waiting
+five rounds. The machine may be shared (`load_average`), so everything is timed twice: `_cpu` excludes waiting
 for a processor or a disk.
 
 python -m benchmarks.systems.replay --json benchmarks/results/replay.json
@@ -26,12 +26,8 @@ import ctypes
 import json
 import os
 import re
-import resource
-import subprocess
-import sys
 import tempfile
 import time
-from datetime import date
 from pathlib import Path
 from pydoc_data.topics import topics
 from statistics import median
@@ -44,8 +40,8 @@ from trl_nlac import PrioritizedReplay
 from trl_nlac.types import Episode, Turn
 
 
-ROOT = Path(__file__).parents[2]
 VOCABULARY = 151_643  # of Qwen2.5
+NUM_TURNS, BATCH_SIZE, ROUNDS, REPETITIONS = 10, 64, 5, 50
 
 
 class Stopwatch:
@@ -102,132 +98,100 @@ def resident() -> int:
     """Return the bytes of this process in memory."""
     pa.default_memory_pool().release_unused()
     ctypes.CDLL("libc.so.6").malloc_trim(0)
-    status = Path("/proc/self/status").read_text()
-    return 1024 * int(re.search(r"VmRSS:\s+(\d+)", status).group(1))
+    return reporting.resident_bytes()
 
 
-def measure(args: argparse.Namespace) -> dict:
-    """Measure a buffer of `args.size` transitions, one row of the report."""
-    source = Source(args.kind, args.num_turns)
-    warm_up = PrioritizedReplay(100)
-    warm_up.add([source.episode()])
-    warm_up.sample(args.batch_size)
-    del warm_up
-
-    before = resident()
-    replay = PrioritizedReplay(args.size, memory_limit=args.memory_limit, spill_directory=args.directory)
-    adding, num_added, chunks = Stopwatch(), 0, []
-    # More than fit, so that the oldest are dropped.
-    while num_added < 1.2 * args.size:
-        chunk = [source.episode() for _ in range(min(100, args.size // args.num_turns))]
+def full_buffer(source: Source, size: int):
+    """Fill a buffer; returns it, the times of adding, how many were added, and the bytes of its tokens."""
+    replay = PrioritizedReplay(size)
+    adding, num_added, lengths = Stopwatch(), 0, []
+    while num_added < 1.2 * size:  # more than fit, so that the oldest are dropped
+        chunk = [source.episode() for _ in range(min(100, size // NUM_TURNS))]
         with adding:
             replay.add(chunk)
-        num_added += len(chunk) * args.num_turns
-        chunks.append(sum(len(episode.token_ids) for episode in chunk) / len(chunk))
-    num_episodes = len(replay) // args.num_turns
-    num_kept = -(-num_episodes // len(chunk))
-    token_bytes = 4 * num_episodes * float(np.mean(chunks[-num_kept:]))
-    del chunk
-    memory = resident() - before
+        num_added += len(chunk) * NUM_TURNS
+        lengths += [len(episode.token_ids) for episode in chunk]
+    return replay, adding, num_added, 4 * sum(lengths[-(len(replay) // NUM_TURNS) :])
 
+
+def times_of(replay: PrioritizedReplay) -> dict[str, float]:
+    """Time sampling, drawing and updating, in microseconds."""
     rng = np.random.default_rng(1)
     rounds = []
-    for _ in range(args.rounds):
-        sampling, drawing, updating = watches = Stopwatch(), Stopwatch(), Stopwatch()
-        for _ in range(args.repetitions):
-            with sampling:
-                batch = replay.sample(args.batch_size)
-            ids = [sample.transition_id for sample in batch]
-            del batch
+    for _ in range(ROUNDS):
+        watches = {name: Stopwatch() for name in ("sample", "sample_draw", "update")}
+        for _ in range(REPETITIONS):
+            with watches["sample"]:
+                ids = [sample.transition_id for sample in replay.sample(BATCH_SIZE)]
             fractions, priorities = rng.random(len(ids)), rng.exponential(size=len(ids))
-            with drawing:
+            with watches["sample_draw"]:
                 replay._tree.draw(fractions)
-            with updating:
+            with watches["update"]:
                 replay.update_priorities(ids, priorities)
-        rounds.append([1e6 * median(seconds) for watch in watches for seconds in (watch.wall, watch.cpu)])
-    sample, sample_cpu, draw, draw_cpu, update, update_cpu = (
-        round(min(times), 1) for times in zip(*rounds, strict=True)
-    )
+        rounds.append({f"{name}_us": 1e6 * median(watch.wall) for name, watch in watches.items()})
+        rounds[-1] |= {f"{name}_us_cpu": 1e6 * median(watch.cpu) for name, watch in watches.items()}
+    return {name: round(min(times[name] for times in rounds), 1) for name in rounds[0]}
 
+
+def measure(size: int, kind: str, directory: Path | None) -> dict:
+    """Measure a buffer of `size` transitions, one row of the report."""
+    source = Source(kind, NUM_TURNS)
+    warm_up = PrioritizedReplay(100)
+    warm_up.add([source.episode()])
+    warm_up.sample(BATCH_SIZE)
+    before = resident()
+    replay, adding, num_added, token_bytes = full_buffer(source, size)
+    memory = resident() - before
+    times = times_of(replay)
     saving, loading = Stopwatch(), Stopwatch()
-    with tempfile.TemporaryDirectory(dir=args.directory) as folder:
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with tempfile.TemporaryDirectory(dir=directory) as folder:
+        peak = reporting.peak_bytes()
         with saving:
             replay.save(folder)
         saved = sum(path.stat().st_size for path in Path(folder).iterdir())
-        save_growth = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - peak
+        growth = reporting.peak_bytes() - peak
         with loading:
             replay.load(folder)
     return {
-        "transitions": args.size,
-        "kind": args.kind,
-        "memory_limit_bytes": args.memory_limit,
+        "transitions": size,
+        "kind": kind,
         "tokens_per_transition": round(token_bytes / 4 / len(replay), 1),
         "memory_bytes": memory,
         "memory_ratio": round(memory / token_bytes, 3),
-        "bytes_per_transition": round(memory / len(replay), 1),
-        "record_bytes_in_memory": replay._store.memory_size,
-        "record_bytes_on_disk": replay._store.disk_size,
         "add_per_second": round(num_added / sum(adding.wall)),
         "add_per_second_cpu": round(num_added / sum(adding.cpu)),
-        "sample_us": sample,
-        "sample_us_cpu": sample_cpu,
-        "sample_draw_us": draw,
-        "sample_draw_us_cpu": draw_cpu,
-        "update_us": update,
-        "update_us_cpu": update_cpu,
+        **times,
         "save_seconds": round(saving.wall[0], 2),
-        "save_seconds_cpu": round(saving.cpu[0], 2),
         "saved_bytes": saved,
-        "peak_growth_of_save_bytes": 1024 * save_growth,
+        "peak_growth_of_save_bytes": growth,
         "load_seconds": round(loading.wall[0], 2),
-        "load_seconds_cpu": round(loading.cpu[0], 2),
         "load_average": round(os.getloadavg()[0], 1),
     }
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", type=Path)
+    parser = reporting.parser(__doc__)
     parser.add_argument("--sizes", type=int, nargs="+", default=[10**3, 10**4, 10**5, 10**6])
-    parser.add_argument("--num_turns", type=int, default=10)
-    parser.add_argument("--batch_size", type=int, default=64)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--repetitions", type=int, default=50, help="of sampling and updating in a round")
-    parser.add_argument("--directory", type=Path, help="of spilled and saved episodes; default: a temporary folder")
+    parser.add_argument("--directory", type=Path, help="of saved episodes; default: a temporary folder")
     # Options of the process of one measurement.
     parser.add_argument("--size", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--kind", default="text", help=argparse.SUPPRESS)
-    parser.add_argument("--memory_limit", type=int, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.size is not None:
-        print(json.dumps(measure(args)))
+        print(json.dumps(measure(args.size, args.kind, args.directory)))
         return
-
-    runs = [(size, "text", None) for size in args.sizes]
-    runs += [(args.sizes[-1], "text", 160 * args.sizes[-1])]  # a tenth of the token ids' bytes may stay in memory
-    runs += [(10**4, "random", None)]
+    runs = [*((size, "text") for size in args.sizes), (10**4, "random")]
     rows = []
-    for size, kind, memory_limit in runs:
-        command = [sys.executable, "-m", "benchmarks.systems.replay", "--size", str(size), "--kind", kind]
-        for name in ("num_turns", "batch_size", "rounds", "repetitions"):
-            command += [f"--{name}", str(vars(args)[name])]
-        command += ["--memory_limit", str(memory_limit)] if memory_limit is not None else []
-        command += ["--directory", str(args.directory)] if args.directory is not None else []
-        output = subprocess.run(command, check=True, capture_output=True, text=True, cwd=ROOT).stdout
-        rows.append(json.loads(output))
+    for args.size, args.kind in runs:
+        options = reporting.same_options(args, "size", "kind", "directory")
+        rows.append(reporting.alone("benchmarks.systems.replay", *options))
         print(json.dumps(rows[-1]), flush=True)
-    in_memory = [row for row in rows if row["memory_limit_bytes"] is None]
     report = {
-        "date": date.today().isoformat(),
-        "turns": args.num_turns,
-        "batch_size": args.batch_size,
+        "turns": NUM_TURNS,
+        "batch_size": BATCH_SIZE,
         **reporting.setting("numpy", "pyarrow"),
-        "memory_ratio": max(row["memory_ratio"] for row in in_memory),
-        **{
-            name: {str(row["transitions"]): row[name] for row in in_memory if row["kind"] == "text"}
-            for name in ("sample_us", "sample_us_cpu")
-        },
+        "memory_ratio": max(row["memory_ratio"] for row in rows),
+        "sample_us": {str(row["transitions"]): row["sample_us"] for row in rows if row["kind"] == "text"},
         "rows": rows,
     }
     reporting.write(report, args.json)

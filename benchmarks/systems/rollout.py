@@ -6,7 +6,7 @@ the other, and against the ideal, in which all environments step at once and onl
 
 The generator is a stub that answers at once, or after `--generation_seconds`, so that only the orchestration is
 measured. The serial loop is the same code with one environment instance (`max_instances=1`), run for
-`--serial_episodes` episodes and scaled. `seconds` is the median of rollouts that reuse their instances, as in
+eight episodes and scaled. `seconds` is the median of rollouts that reuse their instances, as in
 training; `first_seconds` is the time of the first rollout, which creates them.
 
 `computing` compares environments that compute in Python for `--compute_seconds` at each step, in threads and in
@@ -16,48 +16,38 @@ faster the machine computes the same in two bare processes than in one, which is
 python -m benchmarks.systems.rollout --json benchmarks/results/rollout.json
 """
 
-import argparse
 import asyncio
 import json
 import multiprocessing
 import time
-from functools import partial
-from pathlib import Path
 from statistics import median
 
 from transformers import AutoTokenizer
 
 from benchmarks import reporting
+from benchmarks.tiny_run import StubGenerator
 from trl_nlac.chat.encoder import ChatEncoder
 from trl_nlac.environments import StepResult
 from trl_nlac.environments.embedded import COMPACT_PROMPTS, TINY_MODEL
 from trl_nlac.episodes.pool import EnvironmentPool
 from trl_nlac.episodes.rollout import play_episodes
-from trl_nlac.generation.generator import Completion, Sampling
+from trl_nlac.generation.generator import Completion
 from trl_nlac.method.roles import Roles
 from trl_nlac.options.role_options import RoleOptions
 
 
-class StubGenerator:
+class Slow(StubGenerator):
     """Generates the same answer for every prompt, in `seconds` for each batch."""
 
-    is_concurrent = False
-
     def __init__(self, token_ids: list[int], seconds: float):
-        self.token_ids = token_ids
-        self.seconds = seconds
-        self.num_calls = 0
+        self.completion, self.seconds = Completion(token_ids, True), seconds
 
-    def any_process(self, wants: bool) -> bool:
-        return wants
+    def answer(self, prompt: list[int]) -> Completion:
+        return self.completion
 
-    def take_metrics(self) -> dict[str, float]:
-        return {}
-
-    def generate(self, prompts: list[list[int]], sampling: Sampling, seeds: list[int], bar=None) -> list[Completion]:
+    def generate(self, *args, **kwargs) -> list[Completion]:
         time.sleep(self.seconds)
-        self.num_calls += 1
-        return [Completion(self.token_ids, True) for _ in prompts]
+        return super().generate(*args, **kwargs)
 
 
 def make_environment(latency: float, num_turns: int, is_async: bool):
@@ -132,81 +122,78 @@ def bare_speedup(amount: int, number: int) -> float:
     return seconds[1] / seconds[2]
 
 
-def measure(
-    environment,
-    num_episodes: int,
-    num_turns: int,
-    generation: float,
-    max_instances: int | None,
-    repetitions: int = 1,
-    workers: str = "thread",
-):
-    """Return the seconds and the number of generated batches of each rollout. The first creates the instances."""
+def make_roles(num_turns: int, generation: float) -> Roles:
+    """Make roles whose generator is a stub."""
     chat = ChatEncoder(AutoTokenizer.from_pretrained(TINY_MODEL))
-    generator = StubGenerator(chat.completion("take red"), generation)
     options = RoleOptions(action_format="text", max_turns=num_turns, max_completion_length=8)
-    roles = Roles(generator, chat, COMPACT_PROMPTS, options)
-    pool = EnvironmentPool(environment, max_instances=max_instances, workers=workers)
-    runs = []
-    for _ in range(repetitions):
-        start, num_calls = time.perf_counter(), generator.num_calls
+    return Roles(Slow(chat.completion("take red"), generation), chat, COMPACT_PROMPTS, options)
+
+
+def seconds_of(
+    environment, num_episodes: int, num_turns: int, generation: float = 0.0, runs: int = 1, **options
+) -> list[float]:
+    """Return the seconds of each rollout. The first creates the instances."""
+    roles, pool, seconds = make_roles(num_turns, generation), EnvironmentPool(environment, **options), []
+    for _ in range(runs):
+        start = time.perf_counter()
         episodes = play_episodes(pool, [{}] * num_episodes, roles)
-        runs.append((time.perf_counter() - start, generator.num_calls - num_calls))
+        seconds.append(time.perf_counter() - start)
         assert all(episode.score == 1 and len(episode.turns) == num_turns for episode in episodes)
     pool.close()
-    return runs
+    return seconds
+
+
+def measure(kind: str, generation: float, num_episodes: int, num_turns: int, latency: float, runs: int) -> dict:
+    """Compare rollouts with the serial loop and with the ideal."""
+    environment = make_environment(latency, num_turns, is_async=kind == "async")
+    seconds_of(environment, 2, num_turns, generation)  # warm up
+    num_serial = min(8, num_episodes)
+    (serial,) = seconds_of(environment, num_serial, num_turns, generation, max_instances=1)
+    serial *= num_episodes / num_serial
+    first, *others = seconds_of(environment, num_episodes, num_turns, generation, 1 + runs)
+    ideal = num_turns * (latency + generation)
+    return {
+        "environment": kind,
+        "generation_seconds": generation,
+        "serial_seconds": round(serial, 3),
+        "seconds": round(median(others), 3),
+        "first_seconds": round(first, 3),
+        "all_seconds": [round(value, 3) for value in others],
+        "ideal_seconds": round(ideal, 3),
+        "speedup_over_serial": round(serial / median(others), 1),
+        "ratio_to_ideal": round(median(others) / ideal, 2),
+    }
+
+
+def measure_computing(compute_seconds: float, num_episodes: int, num_turns: int, runs: int) -> dict:
+    """Compare threads and processes for environments that compute."""
+    amount = amount_of(compute_seconds)
+    found = {"episodes": num_episodes, "compute_seconds": compute_seconds}
+    for workers in ("thread", "process"):
+        environment = make_computing(amount, num_turns)
+        first, *others = seconds_of(environment, num_episodes, num_turns, runs=1 + runs, workers=workers)
+        found |= {f"{workers}_seconds": round(median(others), 3), f"first_{workers}_seconds": round(first, 3)}
+    found["process_speedup"] = round(found["thread_seconds"] / found["process_seconds"], 2)
+    bare = [bare_speedup(amount, num_episodes * num_turns) for _ in range(runs)]
+    return {**found, "bare_speedup": round(median(bare), 2)}
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", type=Path)
+    parser = reporting.parser(__doc__)
     parser.add_argument("--num_episodes", type=int, default=64)
     parser.add_argument("--num_turns", type=int, default=8)
     parser.add_argument("--latency", type=float, default=0.05, help="seconds of a step")
     parser.add_argument("--generation_seconds", type=float, nargs="+", default=[0.0, 0.1], help="seconds of a batch")
     parser.add_argument("--compute_seconds", type=float, default=0.02, help="seconds of a step that computes")
-    parser.add_argument("--computing_episodes", type=int, default=16)
-    parser.add_argument("--serial_episodes", type=int, default=8)
     parser.add_argument("--repetitions", type=int, default=5)
     args = parser.parse_args()
-
+    sizes = (args.num_episodes, args.num_turns, args.latency, args.repetitions)
     rows = []
     for generation in args.generation_seconds:
         for kind in ("blocking", "async"):
-            environment = make_environment(args.latency, args.num_turns, is_async=kind == "async")
-            measure(environment, 2, args.num_turns, generation, None)  # warm up
-            ((serial, _),) = measure(environment, args.serial_episodes, args.num_turns, generation, max_instances=1)
-            serial *= args.num_episodes / args.serial_episodes
-            first, *runs = measure(
-                environment, args.num_episodes, args.num_turns, generation, None, 1 + args.repetitions
-            )
-            seconds = median(run[0] for run in runs)
-            ideal = args.num_turns * (args.latency + generation)
-            rows.append(
-                {
-                    "environment": kind,
-                    "generation_seconds": generation,
-                    "serial_seconds": round(serial, 3),
-                    "seconds": round(seconds, 3),
-                    "first_seconds": round(first[0], 3),
-                    "all_seconds": [round(run[0], 3) for run in runs],
-                    "generation_calls": [run[1] for run in runs],
-                    "ideal_seconds": round(ideal, 3),
-                    "speedup_over_serial": round(serial / seconds, 1),
-                    "ratio_to_ideal": round(seconds / ideal, 2),
-                }
-            )
+            rows.append(measure(kind, generation, *sizes))
             print(json.dumps(rows[-1]), flush=True)
-    amount = amount_of(args.compute_seconds)
-    play = partial(measure, make_computing(amount, args.num_turns), args.computing_episodes, args.num_turns, 0.0, None)
-    computing = {"episodes": args.computing_episodes, "compute_seconds": args.compute_seconds}
-    for workers in ("thread", "process"):
-        first, *runs = play(1 + args.repetitions, workers)
-        computing[f"{workers}_seconds"] = round(median(run[0] for run in runs), 3)
-        computing[f"first_{workers}_seconds"] = round(first[0], 3)
-    computing["process_speedup"] = round(computing["thread_seconds"] / computing["process_seconds"], 2)
-    bare = [bare_speedup(amount, args.computing_episodes * args.num_turns) for _ in range(args.repetitions)]
-    computing["bare_speedup"] = round(median(bare), 2)
+    computing = measure_computing(args.compute_seconds, args.num_episodes // 4, args.num_turns, args.repetitions)
     print(json.dumps(computing), flush=True)
     report = {
         "episodes": args.num_episodes,

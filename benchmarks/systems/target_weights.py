@@ -15,14 +15,9 @@ python -m benchmarks.systems.target_weights --json benchmarks/results/target_wei
 import argparse
 import json
 import os
-import subprocess
-import sys
-import tempfile
 import time
 from collections.abc import Callable
-from datetime import date
 from itertools import accumulate
-from pathlib import Path
 from statistics import median
 
 import torch
@@ -37,7 +32,6 @@ from benchmarks import reporting
 from trl_nlac import TargetWeights
 
 
-ROOT = Path(__file__).parents[2]
 UPDATE_RATE = 0.005
 SIZES = {  # about 38 million parameters, and half a million for the 1,000 updates
     "large": dict(hidden_size=512, intermediate_size=1536, num_hidden_layers=8, vocab_size=16_000),
@@ -171,48 +165,32 @@ def zero3(repetitions: int, num_updates: int) -> dict:
     return result
 
 
-def run(kind: str, options: list[str], *launcher: str) -> dict:
-    """Run [`one_process`] or [`zero3`] in separate processes."""
-    with tempfile.NamedTemporaryFile("r") as file:
-        command = [sys.executable, *launcher, "-m", "benchmarks.systems.target_weights", "--kind", kind]
-        command += ["--json", file.name, *options]
-        env = {"OMP_NUM_THREADS": "1", **os.environ, "DS_ACCELERATOR": "cpu"}
-        subprocess.run(command, check=True, env=env, cwd=ROOT)
-        return json.load(file)
-
-
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", type=Path)
+    parser = reporting.parser(__doc__)
     parser.add_argument("--repetitions", type=int, default=10)
     parser.add_argument("--num_updates", type=int, default=1000)
     parser.add_argument("--kind", choices=["one_process", "zero3"], help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.kind:
-        result = (
-            one_process(args.repetitions) if args.kind == "one_process" else zero3(args.repetitions, args.num_updates)
-        )
+        numbers = (args.repetitions,) if args.kind == "one_process" else (args.repetitions, args.num_updates)
+        result = {"one_process": one_process, "zero3": zero3}[args.kind](*numbers)
         if os.environ.get("RANK", "0") == "0":
-            args.json.write_text(json.dumps(result))
+            print(json.dumps(result), flush=True)
         return
-
-    options = ["--repetitions", str(args.repetitions), "--num_updates", str(args.num_updates)]
+    options = reporting.same_options(args, "repetitions", "num_updates")
+    variables = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"), "DS_ACCELERATOR": "cpu"}
+    of_two = ("-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2")
+    one, two = (
+        reporting.alone("benchmarks.systems.target_weights", "--kind", kind, *options, launcher=launcher, **variables)
+        for kind, launcher in (("one_process", ()), ("zero3", of_two))
+    )
     report = {
-        "one_process": run("one_process", options),
-        "zero3_two_processes": run(
-            "zero3", options, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"
-        ),
-    }
-    zero3_row = report["zero3_two_processes"]
-    report = {
-        "date": date.today().isoformat(),
         **reporting.setting("torch", "transformers", "trl", "deepspeed"),
-        "zero3_speedup_over_trl": zero3_row["speedup_over_trl"],
-        "extra_bytes_per_parameter": max(row["ours"]["bytes_per_parameter"] for row in report.values()),
-        "gap_closed_bf16": zero3_row["gap_closed"]["bf16"],
-        "gap_closed_float32": zero3_row["gap_closed"]["float32"],
-        "gap_closed_trl": zero3_row["gap_closed"]["trl"],
-        **report,
+        "zero3_speedup_over_trl": two["speedup_over_trl"],
+        "extra_bytes_per_parameter": max(row["ours"]["bytes_per_parameter"] for row in (one, two)),
+        **{f"gap_closed_{name}": share for name, share in two["gap_closed"].items()},
+        "one_process": one,
+        "zero3_two_processes": two,
     }
     print(json.dumps(report, indent=2))
     reporting.write(report, args.json)

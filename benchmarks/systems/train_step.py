@@ -11,8 +11,7 @@ model on the same samples: two for each turn, as of critic and policy, that shar
 A process of its own runs the longest pass of a step for its peak memory. In the one that is timed the allocator keeps
 the memory that was freed, as that of a GPU does: on a CPU, mapping it anew costs as much as computing.
 
-`kv_rows_per_token` counts the rows of keys that an attention holds in memory, its copies among them, for each token:
-TRL's `TreeRow` gathers the whole path of every segment.
+`kv_rows_per_token` counts the rows of keys that an attention holds in memory, its copies among them, for each token.
 
     python -m benchmarks.systems.train_step --json benchmarks/results/train_step.json
 
@@ -21,13 +20,8 @@ The file keeps what it has; a run that was stopped goes on where it was.
 
 import argparse
 import json
-import os
-import resource
-import subprocess
-import sys
 import tempfile
 import time
-from pathlib import Path
 from statistics import median
 
 import torch
@@ -36,9 +30,8 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast, TrainerCallback
 from trl import SFTConfig, SFTTrainer
-from trl.experimental.async_grpo.packing import TreeRow
 
-from benchmarks.reporting import setting, write
+from benchmarks import reporting
 from trl_nlac import NLACConfig
 from trl_nlac.method.batches import NLACCollator, split
 from trl_nlac.method.losses import batch_losses
@@ -55,9 +48,6 @@ SIZES = {
         hidden_size=128, intermediate_size=21000, num_hidden_layers=1, num_attention_heads=2, vocab_size=4096
     ),
     "2m": dict(hidden_size=256, intermediate_size=768, num_hidden_layers=2, num_attention_heads=4, vocab_size=4096),
-    "7b_layer": dict(
-        hidden_size=3584, intermediate_size=18944, num_hidden_layers=1, num_attention_heads=28, vocab_size=4096
-    ),
     "0.5b": dict(
         hidden_size=896, intermediate_size=4864, num_hidden_layers=24, num_attention_heads=14, vocab_size=151936
     ),
@@ -93,6 +83,7 @@ def make_examples(turns: int, turn: int, branch: int, vocabulary: int) -> list[T
     ]
 
 
+SHAPE = ("turn", "branch", "size", "dtype", "repetitions", "threads")
 # For glibc, in processes that are timed.
 KEEP_MEMORY = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(2**40)}
 
@@ -204,41 +195,21 @@ def run(side: str, turns: int, args: argparse.Namespace) -> dict[str, float]:
 
 
 def measure(side: str, turns: int, args: argparse.Namespace) -> dict[str, float]:
-    """Measure one side in processes of its own."""
-    words = [sys.executable, "-m", "benchmarks.systems.train_step", "--cell", side, str(turns)]
-    for name in ("turn", "branch", "size", "dtype", "repetitions"):
-        words += [f"--{name}", str(vars(args)[name])]
-    words += ["--threads", str(args.threads)] if args.threads else []
-    cell = {"side": side, "turns": turns}
-    for more, environment in (([], {**os.environ, **KEEP_MEMORY}), (["--memory"], os.environ)):
-        process = subprocess.run(words + more, check=True, stdout=subprocess.PIPE, text=True, env=environment)
-        cell |= json.loads(process.stdout.splitlines()[-1])
-    return cell
+    """Measure one side in processes of its own: its time, then its memory."""
+    words = ["--cell", side, turns, *reporting.same_options(args, *SHAPE)]
+    timed = reporting.alone("benchmarks.systems.train_step", *words, **KEEP_MEMORY)
+    return {
+        "side": side,
+        "turns": turns,
+        **timed,
+        **reporting.alone("benchmarks.systems.train_step", *words, "--memory"),
+    }
 
 
 def _peak_bytes(device: torch.device) -> int:
     if device.type == "cpu":
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        return reporting.peak_bytes()
     return torch.accelerator.max_memory_allocated()
-
-
-def kv_rows_of_trl(examples: list[TrainingExample]) -> float:
-    """Count the rows of keys that TRL's tree attention gathers, for each token."""
-    row = TreeRow()
-    for example in examples:
-        ids = [*example.prompt.ids, *example.completion_ids]
-        mask = [0] * len(example.prompt.ids) + [1] * len(example.completion_ids)
-        row.add(
-            {
-                "input_ids": torch.tensor(ids),
-                "completion_mask": torch.tensor(mask),
-                "old_log_probs": torch.zeros(len(ids)),
-                "advantage": 0.0,
-                "group_id": 0,
-            }
-        )
-    packed = row.pack()
-    return len(packed["tree_kv_index"]) / len(packed["input_ids"])
 
 
 def summary(cells: list[dict], args: argparse.Namespace) -> dict[str, float]:
@@ -269,12 +240,11 @@ def summary(cells: list[dict], args: argparse.Namespace) -> dict[str, float]:
     tree = NLACCollator(0, True)(examples).tokens.inputs["prefix_tree"]
     copied = sum(len(keys) for _, keys, _, _ in pieces(tree) if not isinstance(keys, slice))  # a slice is a view
     found["kv_rows_per_token"] = (len(tree) + copied) / len(tree)
-    found[f"kv_rows_per_token_of_trl_{last}"] = kv_rows_of_trl(examples)
     return found
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = reporting.parser(__doc__)
     parser.add_argument("--turns", type=int, nargs="+", default=[1, 4, 8, 16, 32])
     parser.add_argument("--sides", nargs="+", default=list(SIDES), choices=SIDES)
     parser.add_argument("--turn", type=int, default=512, help="tokens of a turn")
@@ -285,25 +255,23 @@ def main() -> None:
     parser.add_argument("--threads", type=int)
     parser.add_argument("--cell", nargs=2, metavar=("SIDE", "TURNS"), help="run this alone, and print what it took")
     parser.add_argument("--memory", action="store_true", help="with --cell: its memory, not its time")
-    parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     if args.cell:
         print(json.dumps(run(args.cell[0], int(args.cell[1]), args)))
         return
-    shape = {name: vars(args)[name] for name in ("turn", "branch", "size", "dtype", "repetitions", "threads")}
-    cells = []
-    if args.json is not None and args.json.exists():
-        earlier = json.loads(args.json.read_text())
-        cells = earlier["cells"] if earlier["shape"] == shape else []
+    shape = {name: vars(args)[name] for name in SHAPE}
+    versions = reporting.setting("torch", "transformers", "trl")
+    earlier = json.loads(args.json.read_text()) if args.json is not None and args.json.exists() else {}
+    cells = earlier["cells"] if earlier.get("shape") == shape else []
+    known = {(cell["side"], cell["turns"]) for cell in cells}
     for turns in args.turns:
         for side in args.sides:
-            if any((cell["side"], cell["turns"]) == (side, turns) for cell in cells):
-                continue
-            cells.append(measure(side, turns, args))
-            print(json.dumps(cells[-1]), flush=True)
-            write({**setting("torch", "transformers", "trl"), "shape": shape, "cells": cells}, args.json)
-    report = {**setting("torch", "transformers", "trl"), "shape": shape, "summary": summary(cells, args)}
-    write({**report, "cells": cells}, args.json)
+            if (side, turns) not in known:
+                cells.append(measure(side, turns, args))
+                print(json.dumps(cells[-1]), flush=True)
+                reporting.write({**versions, "shape": shape, "cells": cells}, args.json)
+    report = {**versions, "shape": shape, "summary": summary(cells, args), "cells": cells}
+    reporting.write(report, args.json)
     print(json.dumps(report["summary"], indent=2))
 
 

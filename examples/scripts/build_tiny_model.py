@@ -28,8 +28,7 @@ So are those of Guess The Number in the model of the benchmark's game, which has
 python examples/scripts/build_tiny_model.py --output_dir benchmarks/learning/base_model_guess_the_number \\
     --max_steps 4000 --families guess_the_number --action_formats text
 
-There is no model yet that can look things up in the handbooks of `--families handbook`: how far a build came, with
-most samples for the critic (`--roles`), is in docs/source/results_generalisation.md.
+There is no model yet that can look things up in the handbooks of `--families handbook`.
 
 A build writes its state into `--state_file` every 256 steps. The same command goes on after an interruption.
 

@@ -82,7 +82,6 @@ OPTIONS = dict(
     per_device_train_batch_size=2,
     episodes_per_iteration=5,
     samples_per_iteration=4,
-    max_environment_failure_rate=1.0,
     hub_token=SECRETS["hub"],
     model_init_kwargs={"token": SECRETS["model"]},
     vllm_server_base_url=f"http://me:{SECRETS['server']}@host:8000",

@@ -4,13 +4,9 @@
 """The methods of the learning benchmark, each for a few environment steps."""
 
 import argparse
-import json
 import shlex
-import shutil
 import sys
 from dataclasses import fields, replace
-from functools import partial
-from itertools import islice
 
 import pytest
 import torch
@@ -18,8 +14,10 @@ from datasets import Dataset
 from helpers.testing_utils import RecordingTrainer, make_roles, make_trainer
 from trl.experimental.sdpo.loss_utils import compute_full_logit_self_distillation_loss
 
-from benchmarks.learning import real_models, run
-from benchmarks.learning.methods import extraction, memory, nlac, taught
+from benchmarks import reporting
+from benchmarks.cells import read_cells
+from benchmarks.learning import run
+from benchmarks.learning.methods import extraction, memory, nlac
 from benchmarks.learning.methods.base import play_base
 from benchmarks.learning.methods.grpo import as_completion
 from benchmarks.learning.methods.roles import blind_critiques, refine_once
@@ -31,18 +29,15 @@ from benchmarks.learning.methods.settings import (
     default_settings,
     merge_settings,
 )
-from benchmarks.learning.methods.taught import taught_episodes
 from benchmarks.learning.playing import Player
 from benchmarks.learning.tasks import TASKS, Instances, make_task
 from trl_nlac import NLACConfig
-from trl_nlac.environments import ServiceDesk, twenty_questions
-from trl_nlac.environments.embedded import TINY_MODEL, make_environment
-from trl_nlac.episodes.pool import EnvironmentPool
+from trl_nlac.environments import ServiceDesk
+from trl_nlac.environments.embedded import make_environment
 from trl_nlac.episodes.recorder import replay_actions
-from trl_nlac.episodes.rounds import Rollouts
 from trl_nlac.method.critic import critic_prompt
 from trl_nlac.method.losses import token_divergences
-from trl_nlac.types import Judgement, Prompt, TrainingExample
+from trl_nlac.types import Prompt
 
 
 def small_task(name: str, seed: int):
@@ -57,8 +52,7 @@ def small_task(name: str, seed: int):
 
 def make_args(tmp_path, **changes):
     """Return command-line arguments for a cell of ten environment steps."""
-    args = dict(model=None, use_peft=False, user_model="", user_base_url=None, budget=10, runs=tmp_path)
-    args |= {"base_model": None, "temperatures": []}
+    args = dict(budget=10, runs=tmp_path, base_model=None, temperatures=[])
     return argparse.Namespace(**{**args, **changes})
 
 
@@ -76,22 +70,6 @@ class TestTasks:
             assert unseen != held_out
 
 
-@pytest.mark.parametrize(("staleness", "expected"), [(4, [0, 4, 4]), (8, [0, (8 + 4) / 2])])
-def test_stale_episodes_are_as_old_as_they_may_be(tmp_path, staleness, expected):
-    """The first iteration has nothing else, and the last one takes what there is."""
-    task = small_task("service_desk_told", 0)
-    settings = default_settings(task, "nlac_stale_4")
-    del settings["staleness"]
-    trainer_class = nlac.TRAINERS[settings.pop("trainer")]
-    args = acting_config(task, str(tmp_path), 0, max_steps=16, logging_steps=4, **settings)
-    trainer = trainer_class(model=task.model, args=args, **task.trainer_arguments)
-    trainer.rollouts = nlac.StaleRollouts(trainer, staleness)
-    trainer.train()
-    logged = [entry.get("rollout/staleness") for entry in trainer.state.log_history[:-1]]
-    assert [age for age in logged if age is not None] == expected
-    assert len(trainer.replay.episodes) == 4 * 3
-
-
 def test_handbooks_have_the_rules_of_other_desks_than_those_of_evaluation():
     task = make_task("service_desk_handbook", 0)
     held_out = task.instances["held_out"]
@@ -103,8 +81,6 @@ def test_handbooks_have_the_rules_of_other_desks_than_those_of_evaluation():
         assert first.endswith(f". {row['request']} {row['customer']} 2")
         right = first.split(f"{row['request']} ")[1].split(".")[0]
         assert environment.step(f"route {right}").reward == 1.0
-        [of_row] = islice(taught_episodes(replace(task, rows=[row]), 0), 1)
-        assert of_row["messages"][1]["content"] == f"route {right}" and of_row["reward"] == 1.0
 
 
 @pytest.mark.slow
@@ -116,20 +92,6 @@ def test_self_distillation_learns_from_refusals(tmp_path):
     assert curve.points[-1]["episode/success_rate"] >= 0.3
 
 
-@pytest.mark.slow
-def test_a_teacher_teaches_what_the_model_can_learn(tmp_path):
-    task = make_task("service_desk_handbook", 0)
-    rule = Instances(task.environment_factory, task.rows.select([0]))
-    task = replace(task, rows=rule.rows, instances={"held_out": rule}, final_episodes=1)
-    acting = acting_config(task, str(tmp_path), 0, num_eval_critiques=0, num_eval_episodes=32)
-    curve = taught.train(task, acting, 40, 40, max_steps=20)
-    assert [(point["environment_steps"], point["gradient_steps"]) for point in curve.points] == [(0, 0), (40, 20)]
-    before, after = (point["episode/success_rate"] for point in curve.points)
-    assert before <= 0.1 and after >= 0.6
-    with pytest.raises(ValueError, match="'rooms' has none"):
-        taught.train(make_task("rooms", 0), acting, 400, 400)
-
-
 def slowly(*methods: str) -> list:
     """Methods that other ones are close to."""
     return [pytest.param(method, marks=pytest.mark.slow) for method in methods]
@@ -139,8 +101,8 @@ class TestCells:
     @pytest.mark.parametrize(
         "method",
         [
-            *(*run.METHODS, "nlac_blind", "nlac_enduring_self", "self_distillation", "nlac_verdict_weighted"),
-            *slowly("nlac_monte_carlo", FRUGAL, "nlac_stale_4", "grpo_long", "nlac_useful_critiques"),
+            *(*run.METHODS, "nlac_blind", "nlac_enduring_self", "self_distillation"),
+            *slowly("nlac_monte_carlo", FRUGAL, "grpo_long"),
         ],
     )
     def test_cell(self, method, tmp_path, monkeypatch):
@@ -239,27 +201,13 @@ class TestCommandLine:
 
         return start
 
-    def test_existing_cells_make_the_table(self, start, tmp_path, capsys):
-        report = pytest.importorskip("benchmarks.learning.figures.report")
-        for method in ("grpo", "base"):
-            shutil.copytree(run.CELLS / "rooms" / method, tmp_path / "cells" / "rooms" / method)
-        words = ["--tasks", "rooms", "--methods", "grpo", "base", "--cells", str(tmp_path / "cells")]
-        start(run.main, *words, "--json", str(tmp_path / "json" / "rooms.json"))
-        summary = json.loads((tmp_path / "json" / "rooms.json").read_text())
-        final = summary["tasks"]["rooms"]["methods"]["grpo"]["final"]["mean"]
-        lines = capsys.readouterr().out.splitlines()
-        assert lines[1:3] == ["| task | GRPO | Base model |", "|---|---|---|"]
-        assert lines[3].startswith(f"| Rooms | {final:.2f} (") and len(lines) == 4
-        start(report.main, "--json", str(tmp_path / "json" / "rooms.json"), "--plots", str(tmp_path / "plots"))
-        assert {path.name for path in (tmp_path / "plots").iterdir()} == {"learning_rooms.png", "learning_rooms.svg"}
-
     def test_failed_cells_are_reported(self, start, tmp_path, capsys):
         words = ["--tasks", "rooms", "--methods", "nlac", "--seeds", "0", "--cells", str(tmp_path / "cells")]
         with pytest.raises(SystemExit, match="1 of 1 cells failed"):
             start(run.main, *words, "--runs", str(tmp_path), "--num_dreams", "2")
         log = tmp_path / "rooms" / "nlac" / "0" / "log.txt"
         out = capsys.readouterr().out
-        assert f"rooms nlac 0: failed, see {log}\n" in out and "| Rooms | – |" in out
+        assert f"rooms nlac 0: failed, see {log}\n" in out
         assert "num_dreams" in log.read_text()
         assert not (tmp_path / "cells").exists()
 
@@ -269,9 +217,17 @@ class TestCommandLine:
             start(run.main, "--tasks", "rooms", *words)
         assert f"add --cells, a folder for --tasks rooms {' '.join(words)}" in capsys.readouterr().err
 
-    def test_other_models_have_their_own_folder(self):
-        assert run.default_cells(None, quick=False) == run.CELLS
-        assert str(run.default_cells("Qwen/Qwen2.5-7B-Instruct", quick=False)) == "runs/learning_Qwen2.5-7B-Instruct"
+    def test_published_cells_are_not_run_again(self, start, tmp_path, monkeypatch, capsys):
+        monkeypatch.chdir(tmp_path)
+        start(run.main, "--tasks", "rooms", "--methods", "grpo", "base", "--runs", str(tmp_path / "runs"))
+        assert capsys.readouterr().out == "" and list(tmp_path.iterdir()) == []
+
+    def test_existing_cells_are_not_run_again_and_make_a_table(self, start, tmp_path, capsys):
+        words = ["--tasks", "rooms", "--methods", "base", "--seeds", "0", "--cells", str(tmp_path)]
+        table = {tuple(cell[name] for name in run.IDENTITY): cell for cell in read_cells("learning", "table")}
+        reporting.write(table["rooms", "base", 0], run.cell_path(tmp_path, "rooms", "base", 0))
+        start(run.main, *words)
+        assert capsys.readouterr().out.splitlines()[2].startswith("| Rooms | Base model | 1 | 0 | 0.18 |")
 
 
 class TestCommittedCells:
@@ -280,15 +236,19 @@ class TestCommittedCells:
     @pytest.mark.parametrize("name", TASKS)
     def test_settings_are_those_of_the_code(self, name):
         defaults = {field.name: field.default for field in fields(NLACConfig)}
+        renamed = {"trainer", "replay_refinement_fraction"}  # what the option did in older cells, a trainer may do
 
         def changed(settings):
-            return {key: value for key, value in settings.items() if key not in defaults or value != defaults[key]}
+            changes = {key: of for key, of in settings.items() if key not in defaults or of != defaults[key]}
+            return {key: of for key, of in changes.items() if key not in renamed}
 
         task = make_task(name, 0)
-        paths = sorted((run.CELLS / name).glob("*/*.json"))
-        assert len(paths) >= len(run.METHODS) * len(run.SEEDS)
-        for path in paths:
-            cell, method = json.loads(path.read_text()), path.parent.name
+        cells = [cell for cell in read_cells("learning", "table") if cell["task"] == name]
+        assert len(cells) >= len(run.METHODS) * len(run.SEEDS)
+        for cell in cells:
+            path, method = (cell["method"], cell["seed"]), cell["method"]
+            if method not in (*run.METHODS, *run.ABLATIONS):
+                continue  # an ablation by an option that is gone
             trains = method not in ("base", "base_refined")
             expected = default_settings(task, method) if trains else {}
             # Cells that are older than `min_p` do not record it.
@@ -299,55 +259,6 @@ class TestCommittedCells:
             assert cell["command"].startswith(command), path
             named = run.read_settings(shlex.split(cell["command"].removeprefix(command)))
             assert merge_settings(expected, named) == expected, path
-
-
-class TestRealModels:
-    """With the tiny model in place of a real model: tasks, prompts and settings are those of real models."""
-
-    CPU = {"use_cpu": True, "bf16": False, "gradient_checkpointing": False, "max_completion_length": 8}
-
-    SMALL = {
-        "nlac": {"samples_per_iteration": 4, "gradient_accumulation_steps": 2},
-        "hindsight": {"samples_per_iteration": 4, "gradient_accumulation_steps": 2},
-        "grpo": {"updates_per_iteration": 1},
-        "rft": {"batch_size": 2, "updates_per_iteration": 1},
-        "scalar": {"samples_per_iteration": 4, "batch_size": 2},
-    }
-
-    @pytest.fixture
-    def short_games(self, monkeypatch):
-        """Play with few objects and two questions."""
-        make_real_task, make_rows = real_models.make_task, twenty_questions.make_tasks
-        monkeypatch.setattr(twenty_questions, "make_tasks", lambda split: make_rows(split).select(range(4)))
-        monkeypatch.setattr(
-            real_models,
-            "make_task",
-            lambda *args, **kwargs: replace(make_real_task(*args, **kwargs), max_turns=2),
-        )
-
-    @pytest.mark.parametrize("use_peft", [False, True])
-    @pytest.mark.parametrize("method", ["nlac", "hindsight", "grpo", "rft", "scalar", "base"])
-    def test_cell(self, method, use_peft, tmp_path, short_games):
-        changes = {**self.CPU} if method == "base" else {**self.CPU, "episodes_per_iteration": 4, **self.SMALL[method]}
-        args = make_args(tmp_path, model=TINY_MODEL, use_peft=use_peft)
-        cell = run.run_cell("twenty_questions", method, 0, args, changes)
-        assert set(cell["final"]) == {"held_out"} and not cell["before"]
-        assert cell["points"][-1]["environment_steps"] >= (10 if method != "base" else 0)
-        assert cell["model"] == TINY_MODEL
-        if method != "base":
-            assert cell["settings"]["learning_rate"] == 5e-6
-            assert cell["settings"].get("rehearsal_ratio", 0) == 0
-
-    def test_desks_are_shown_as_tools(self, tmp_path):
-        task = real_models.make_task("service_desk_told", 0, TINY_MODEL)
-        assert not task.is_tiny and make_task("service_desk_told", 0).is_tiny
-        assert task.environment_factory().tool_schemas
-        acting = acting_config(task, str(tmp_path), 0, use_cpu=True, bf16=False)
-        assert (acting.action_format, acting.max_prompt_length) == ("tool_call", 8192)
-        game = real_models.make_task("guess_the_number", 0, TINY_MODEL)
-        assert not game.is_tiny and game.rehearsal is None and make_task("guess_the_number", 0).is_tiny
-        with pytest.raises(ValueError, match="--tasks rooms"):
-            real_models.make_task("rooms", 0, TINY_MODEL)
 
 
 class TestEvaluation:
@@ -475,72 +386,6 @@ class TestExtraction:
             logs[trainer] = trained.state.log_history[0]["policy/loss"]
         reverse, forward = logs.values()
         assert reverse > 0 and forward > 0 and reverse != pytest.approx(forward, rel=0.01)
-
-    def test_weight_of_a_preference(self):
-        assert extraction.preference(-1.0, -1.0) == 1.0
-        assert extraction.preference(0.0, 1.0) + extraction.preference(1.0, 0.0) == pytest.approx(2.0)
-        assert extraction.preference(0.0, 1e6) == 2.0 and extraction.preference(1e6, 0.0) < 1e-20
-
-    @pytest.mark.parametrize(("score", "factor"), [(100.0, 2.0), (0.0, 1.0), (-100.0, 0.0)])
-    def test_the_policy_learns_by_what_the_critic_prefers(self, tmp_path, monkeypatch, score, factor):
-        """With given verdict scores in place of the critic's own."""
-        judgement = Judgement("Future: win\nOptimality: Yes", True, 0.0)
-        monkeypatch.setattr(extraction, "judge_critiques", lambda roles, found: [judgement] * len(found))
-        after = judgement._replace(verdict_score=score)
-        monkeypatch.setattr(extraction, "judge_actions", lambda roles, prompts: [after] * len(prompts))
-        task = small_task("service_desk_told", 0)
-        settings = default_settings(task, "nlac")
-        args = acting_config(task, str(tmp_path), 0, max_steps=4, logging_steps=4, **settings)
-        trainer = extraction.VerdictWeightedTrainer(model=task.model, args=args, **task.trainer_arguments)
-        made = []
-        make = trainer._make_batches
-        monkeypatch.setattr(trainer, "_make_batches", lambda *of: made.append((of[0], make(*of))) or made[-1][1])
-        trainer.train()
-        [(samples, batches)] = made
-        weights = {sample.transition_id: sample.weight for sample in samples}
-        examples = [example for batch in batches for example in batch]
-        of_policy = [example for example in examples if example.loss == "policy"]
-        assert len(of_policy) > 64 and sum(example.loss == "critic" for example in examples) > 64
-        for example in examples:
-            expected = {"policy": factor, "critic": 1.0, "rehearsal": 1.0}[example.loss]
-            assert example.weight == pytest.approx(expected * weights.get(example.transition_id, 1.0), abs=1e-20)
-        assert trainer.state.log_history[0]["policy/preference"] == pytest.approx(factor, abs=1e-20)
-
-    def test_critiques_of_refined_episodes_that_win_are_useful(self):
-        """Rounds: the policy alone loses, a refined action wins, the policy alone wins, a refined action loses."""
-        right, wrong = "route billing amber photo noon", "route legal amber photo noon"
-        useful, other = ("Future: closed win\nOptimality: No, billing", "Future: closed win\nOptimality: No, legal")
-        answers = [wrong, wrong, wrong, useful, right, right, right, other, wrong, wrong, other, wrong]
-        roles, pool = make_roles(answers, max_turns=2), EnvironmentPool(partial(make_environment, DESK))
-        rollouts = extraction.AdvisedRollouts(Rollouts(pool, roles, None), seed=0)
-        try:
-            scores, kept = [], []
-            for step in range(4):
-                [episode] = rollouts.play([{"request": "baku"}], step, waits=False, is_last=False)
-                scores.append(episode.score)
-                kept.append(len(rollouts.useful))
-        finally:
-            pool.close()
-        assert scores == [0.0, 1.0, 1.0, 0.0] and kept == [0, 1, 1, 1]
-        [example, again] = rollouts.draw(2)
-        assert example is again and (example.loss, example.weight) == ("critic", 1.0)
-        decode = roles.chat.tokenizer.decode
-        assert decode(list(example.completion_ids), skip_special_tokens=True).strip() == useful
-        assert wrong in decode(example.prompt.ids) and right not in decode(example.prompt.ids)
-
-    def test_useful_critiques_are_trained_on_beside_the_targets(self, tmp_path, monkeypatch):
-        task = small_task("service_desk_told", 0)
-        settings = default_settings(task, "nlac")
-        args = acting_config(task, str(tmp_path), 0, max_steps=4, logging_steps=4, **settings)
-        trainer = extraction.UsefulCriticTrainer(model=task.model, args=args, **task.trainer_arguments)
-        example = TrainingExample("critic", Prompt.of([0, 1]), (2, 3), 0.5)
-        trainer.rollouts.useful.append(example)
-        trained = []
-        prepare = trainer._prepare_inputs
-        monkeypatch.setattr(trainer, "_prepare_inputs", lambda batch: trained.extend(batch) or prepare(batch))
-        trainer.train()
-        assert sum(one is example for one in trained) == settings["samples_per_iteration"] // 4
-        assert trainer.state.log_history[0]["critic/num_useful"] == 1.0
 
 
 class TestPlayer:

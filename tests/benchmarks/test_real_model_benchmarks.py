@@ -5,7 +5,6 @@ import random
 import statistics
 import sys
 from functools import partial
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -13,14 +12,16 @@ from datasets import Dataset
 from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from benchmarks.cells import read_cells
 from benchmarks.formats.run import ask_roles, table, versions
 from benchmarks.learning.figures.table import label
 from benchmarks.learning.tasks import handbook_rows
 from benchmarks.real_learning import generalisation, handbook
 from benchmarks.real_learning.desk import SpokenDesk, Teacher, asked_values, known_desk, rows, spoken
-from benchmarks.real_learning.generalisation import PLAIN, QUOTING, TITLES
+from benchmarks.real_learning.generalisation import PLAIN, QUOTING
 from benchmarks.real_learning.handbook import HandbookDesk
 from benchmarks.real_learning.run import ROLES, ReportCallback, conversations, train, write_rehearsal
+from benchmarks.reporting import write
 from trl_nlac import NLACPrompts
 from trl_nlac.agent.rehearsal_dataset import chat_roles, play_transitions
 from trl_nlac.agent.transcripts import read_transcript
@@ -35,9 +36,6 @@ from trl_nlac.method.roles import Roles
 from trl_nlac.method.sound_answers import ASKED_ROLES, sound_answers
 from trl_nlac.options.role_options import RoleOptions
 from trl_nlac.types import Transition
-
-
-RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
 
 
 class TeacherModel:
@@ -201,22 +199,18 @@ def test_every_method_is_trained_on_desks_with_handbooks(tmp_path, monkeypatch, 
     assert cell["final"].keys() == {"held_out", "train", *greedy}
     trained = cell["points"][-1]["trained_tokens"]
     assert (trained > 0) == (method != "base_refined") and cell["points"][0]["environment_steps"] == 0
-    report = {task: generalisation.generalisation(cells) for task, cells in generalisation.by_task([cell]).items()}
-    assert report[QUOTING.task]["methods"] == {}
-    tables = generalisation.tables(report)
-    assert ("| after, greedy |" in tables) == bool(greedy)
-    assert f"| {label(method)} | 1 | 0.00 | 0.00 |{' 0.00 |' if greedy else ''} 0.00 |" in tables
+    table = generalisation.Tables([], [cell]).handbook()
+    assert f"| Spoken handbook | {label(method)} | 1 |" in table and ("| greedy |" in table) == bool(greedy)
 
 
-def test_cells_that_exist_are_published_without_a_warm_up(tmp_path, monkeypatch):
-    folder, figures, page = tmp_path / "run", tmp_path / "figures.json", tmp_path / "page.md"
-    page.write_text("<!-- results of benchmarks/real_learning/generalisation.py -->\n\n<!-- end of results -->")
-    arguments = f"--quotes --methods nlac rft --folder {folder} --cells {RESULTS}/real_generalisation"
-    monkeypatch.setattr(sys, "argv", ["generalisation.py", *f"{arguments} --json {figures} --page {page}".split()])
+def test_cells_that_exist_are_shown_without_a_warm_up(tmp_path, monkeypatch, capsys):
+    [cell] = [of for of in read_cells("real_learning") if (of["task"], of["method"]) == (PLAIN.task, "rft")]
+    write(cell, tmp_path / "cells" / PLAIN.task / "rft" / "0.json")
+    words = ["--methods", "rft", "--folder", str(tmp_path / "run"), "--cells", str(tmp_path / "cells")]
+    monkeypatch.setattr(sys, "argv", ["generalisation.py", *words])
     generalisation.main()
-    assert not folder.exists()
-    assert figures.read_text() == (RESULTS / "real_generalisation.json").read_text()
-    assert TITLES[QUOTING.task] in page.read_text()
+    assert not (tmp_path / "run").exists()
+    assert "| Spoken handbook | RFT | 1 | 326 | 0.77 |" in capsys.readouterr().out
 
 
 def test_an_evaluation_tells_how_the_roles_were_since_the_one_before():

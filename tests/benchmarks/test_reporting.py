@@ -4,6 +4,8 @@
 
 import subprocess
 
+import pytest
+
 from benchmarks import reporting
 
 
@@ -24,3 +26,15 @@ def test_a_commit_is_named_and_so_are_changes_since(tmp_path, monkeypatch):
     assert reporting.commit(tmp_path) == f"{one}+"
     monkeypatch.setenv("PATH", "")
     assert reporting.commit(tmp_path) is None
+
+
+def test_only_the_text_between_the_marks_of_a_script_is_replaced(tmp_path):
+    page = tmp_path / "page.md"
+    start, end = "<!-- results of benchmarks/one.py -->", "<!-- end of results -->"
+    page.write_text(f"before\n{start}\nold\n{end}\nafter\n")
+    table = reporting.table(["a", "b"], [["1", "2"]])
+    for _ in range(2):
+        reporting.insert(table, page, "one.py")
+    assert page.read_text() == f"before\n{start}\n{table}\n{end}\nafter\n"
+    with pytest.raises(ValueError, match="page.md has no lines .*two.py"):
+        reporting.insert(table, page, "two.py")

@@ -18,7 +18,7 @@ from helpers.testing_utils import make_config
 from trl import ModelConfig, TrlParser
 
 from benchmarks.learning.tasks import make_task
-from benchmarks.table1 import cell, paper, plan, run
+from benchmarks.table1 import cell, paper, run
 from benchmarks.table1.baselines import RFTTrainer
 from trl_nlac import NLACConfig
 from trl_nlac.cli.plan import make_parser, make_plan
@@ -74,33 +74,6 @@ class TestRecipes:
         args, words = make_parser().parse_known_args(shlex.split(line.replace("examples/", f"{ROOT}/examples/")))
         plan, _ = make_plan(args, words)
         assert plan.fits and not plan.warnings and plan.margin > 4e9
-
-
-class TestCosts:
-    @pytest.fixture(autouse=True)
-    def hub(self, tmp_path, monkeypatch):
-        cache_configs(tmp_path / "hub", monkeypatch)
-        monkeypatch.chdir(ROOT)
-
-    def test_the_page_shows_what_is_estimated(self):
-        assert plan.text(plan.estimate([])) in (ROOT / "docs" / "source" / "table1.md").read_text()
-
-    def test_what_each_method_does(self):
-        """Of 480 steps with 64 samples, for an episode of 10 turns whose prompts have 400 tokens on average."""
-        words = ["--prompt_tokens", "400", "--answer_tokens", "10", "--turns", "10"]
-        nlac, rft, grpo = (plan.cost(method, plan.plan_of(method, "", "20q", words)) for method in paper.LABELS)
-        assert nlac.episodes == rft.episodes == 30 * 128 and grpo.episodes == 2 * nlac.episodes
-        assert rft.environment_steps == 10 * rft.episodes and rft.generated == 10 * rft.environment_steps
-        assert nlac.generated > rft.generated + 3 * 480 * 64 * 10  # a target, a critique and a refined action at least
-        assert nlac.trained == 480 * 64 * (400 + 2 * 10) and rft.trained == 480 * 64 * (400 + 10)
-        assert grpo.trained == pytest.approx(480 * 64 * (400 * 20 / 11 + 10))  # the last prompt has all before it
-        assert nlac.gpu_hours > rft.gpu_hours
-
-    def test_a_method_alone_moves_one_set_of_weights(self):
-        of = {method: plan.phases(method, plan.plan_of(method, "", "math", [])) for method in ("nlac", "rft")}
-        seconds = {method: next(p.seconds for p in found if p.name == "sync") for method, found in of.items()}
-        assert seconds["nlac"] == pytest.approx(2 * seconds["rft"])
-        assert [phase.name for phase in of["rft"]] == ["rollout", "sync", "train"]
 
 
 class TestRows:

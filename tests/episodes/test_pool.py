@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
+import asyncio
 import gc
 import os
 import subprocess
@@ -322,6 +323,21 @@ def test_one_that_fails_while_it_is_lent_makes_room():
         pool.try_reset({"start": 1, "fails_at": "reset"})
     wait_until(lambda: not pool._num_closing)
     assert pool.acquire("") is not None
+
+
+def test_instances_share_locks():
+    """As under TRL, whose event loop runs all coroutines: asyncio's locks and clients belong to one loop."""
+
+    class Sharing(Countdown):
+        seats = asyncio.Semaphore(2)
+
+        async def step(self, action):
+            async with self.seats:
+                await asyncio.sleep(0.001)
+                return super().step(action)
+
+    episodes = play([{"start": 3}] * 8, Sharing, timeout=60)
+    assert [(episode.failure, episode.score) for episode in episodes] == [(None, 1.0)] * 8
 
 
 def test_one_that_was_moved_to_another_event_loop_plays_no_other_episode():

@@ -52,15 +52,15 @@ def make_model(kind: str):
 
 
 def make_examples(is_taught: bool = False) -> list[TrainingExample]:
-    """Examples of all losses; the critic's may be taught, from the start or not."""
+    """Examples of all losses; some may be taught."""
     torch.manual_seed(0)
     sequences = torch.randint(VOCABULARY, (6, 40)).tolist()
     trunk, *others = sequences
-    teaching = [(Prompt.of(others[0]), 5), (Prompt.of(others[2][:9]), 0)] if is_taught else [(), ()]
+    teachers = [Prompt.of(others[0]), Prompt.of(others[2][:9])] if is_taught else [None, None]
     return [
-        TrainingExample("critic", Prompt.of(trunk[:30]), tuple(others[0][:17]), 1.0, 0, *teaching[0]),
+        TrainingExample("critic", Prompt.of(trunk[:30]), tuple(others[0][:17]), 1.0, 0, teachers[0]),
         TrainingExample("policy", Prompt.of(trunk[:20]), tuple(others[1][:9]), 0.5, 0),
-        TrainingExample("critic", Prompt.of(trunk[:30]), tuple(others[2][:11]), 2.0, 1, *teaching[1]),
+        TrainingExample("critic", Prompt.of(trunk[:30]), tuple(others[2][:11]), 2.0, 1, teachers[1]),
         TrainingExample("rehearsal", Prompt.of(trunk[:3]), tuple(others[3][:14])),
         TrainingExample("policy", Prompt.of(others[4][:7]), tuple(others[4][7:9]), 1.0, 1),
     ]

@@ -19,7 +19,6 @@ class TestChecks:
             ("max_turns", 0),
             ("num_refinements", 0),
             ("replay_buffer_size", 0),
-            ("replay_buffer_memory", 0.0),
             ("priority_exponent", -1.0),
             ("temperature", -0.5),
             ("rehearsal_ratio", -1.0),

@@ -25,7 +25,7 @@ def plan(tmp_path, lengths: Lengths = LENGTHS, **options) -> dict[str, Phase]:
     options = {"samples_per_iteration": 64, "episodes_per_iteration": 4, "target_max_age": 0, **options}
     options["use_vllm"] = True
     args = make_config(tmp_path, **options)
-    found = phases(SHAPE, Sharing("zero3", 1), args, Rates(), lengths, 0, 2)
+    found = phases(SHAPE, Sharing("zero3", 1), args, Rates(), lengths, 0, 2, True)
     return {phase.name: phase for phase in found}
 
 

@@ -72,11 +72,23 @@ def test_a_second_run_of_the_same_process(tmp_path):
     (tmp_path / "link").symlink_to(tmp_path)
     with locked(tmp_path):
         for place in (tmp_path, tmp_path / "link"):
-            with pytest.raises(RunRefused, match="now: this process, in another thread"), locked(place):
+            with pytest.raises(RunRefused, match=f"now: process {os.getpid()} on "), locked(place):
                 pass
         assert is_refused(tmp_path)
     with locked(tmp_path):
         pass
+
+
+def test_a_link_is_refused_and_its_target_left_alone(tmp_path):
+    """A folder that others filled could name any file."""
+    target = tmp_path / "mine"
+    target.write_text("words")
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "_lock").symlink_to(target)
+    with pytest.raises(RunRefused, match=r"run/_lock' is a link, which no run makes\. Remove it"):
+        with locked(tmp_path / "run"):
+            pass
+    assert target.read_text() == "words"
 
 
 def is_refused(folder: Path) -> bool:

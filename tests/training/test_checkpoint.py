@@ -189,12 +189,6 @@ class TestCheckpoint:
         # It plays for steps 2 and 3, and for step 4; with the saved iteration, it would play for steps 3 and 4 only.
         assert len(resumed.replay.episodes) == 2 * len(saved.episodes) + 2 * 4
 
-    def test_replay_buffer_memory(self, tmp_path):
-        trainer = make_trainer(tmp_path, {"replay_buffer_memory": 2**-22})  # 256 bytes
-        trainer.train()
-        store = trainer.replay._store  # a buffer does not show where its episodes are
-        assert store.memory_size <= 256 < store.disk_size and store.directory == trainer.args.output_dir
-
     def test_checkpoint_holds_no_code(self, tmp_path):
         trainer = make_trainer(tmp_path, {"save_strategy": "steps", "save_steps": 2})
         trainer.train()

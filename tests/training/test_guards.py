@@ -227,7 +227,7 @@ class TestFailureRate:
                 return StepResult("win", 1.0, terminated=True)
 
         def make(output_dir, **kwargs):
-            config = dict(max_steps=50, max_environment_failure_rate=0.5, episodes_per_iteration=20)
+            config = dict(max_steps=50, episodes_per_iteration=20)
             return NLACTrainer(
                 model=TINY_MODEL,
                 args=make_config(output_dir, **{**config, **kwargs}),

@@ -27,7 +27,6 @@ COMMANDS = {
     "report": "make a page about a run",
     "buffer": "inspect, export and import replay buffers",
     "env": "print versions, for bug reports",
-    "completion": "let the shell complete commands and options",
 }
 
 

@@ -6,10 +6,10 @@ import argparse
 from dataclasses import dataclass, field, fields
 from typing import NoReturn
 
-from transformers import TrainingArguments
 from trl import ModelConfig, TrlParser
 
 from ..nlac_config import NLACConfig
+from ..options.documented import documented, subjects
 from ..options.environment_options import EnvironmentOptions
 from ..options.generation_options import GenerationOptions
 from ..options.record_options import RecordOptions
@@ -20,6 +20,7 @@ from .packaged import find_path, find_yaml
 from .parser import unknown_option
 
 
+@documented
 @dataclass
 class TrainArguments:
     """
@@ -30,12 +31,12 @@ class TrainArguments:
             Class or function of the environment, `module:Class` or `path/to/file.py:Class`; several as
             `name=module:Class`, of which the column `environment` of the tasks chooses one.
         environment_kwargs (`str` or `dict[str, Any]`, *optional*):
-            Its keyword arguments.
+            Keyword arguments of the environment, as a JSON object.
         dataset_name (`str`, *optional*):
             Tasks: a dataset of the Hub, or a file (JSON, JSON lines, CSV, parquet). If `None`, the environment owns
             its data.
         dataset_config (`str`, *optional*):
-            Configuration of the dataset.
+            Configuration of the dataset of tasks.
         dataset_train_split (`str`, *optional*, defaults to `"train"`):
             Split to train on.
         dataset_test_split (`str`, *optional*):
@@ -54,30 +55,18 @@ class TrainArguments:
             Supervised samples of the roles.
     """
 
-    environment_factory: list[str] = field(
-        default_factory=list,
-        metadata={"help": "The environment: module:Class, file.py:Class, or several as name=module:Class."},
-    )
-    environment_kwargs: str | None = field(default=None, metadata={"help": "Its keyword arguments, as a JSON object."})
-    dataset_name: str | None = field(
-        default=None,
-        metadata={"help": "Tasks: a dataset of the Hub or a file. Without it the environment owns its data."},
-    )
-    dataset_config: str | None = field(default=None, metadata={"help": "Configuration of the dataset."})
-    dataset_train_split: str = field(default="train", metadata={"help": "Split to train on."})
-    dataset_test_split: str | None = field(default=None, metadata={"help": "Split to evaluate on."})
-    eval_dataset_name: str | None = field(
-        default=None, metadata={"help": "Tasks for evaluation, in place of a split."}
-    )
-    reward_funcs: list[str] | None = field(
-        default=None, metadata={"help": "Functions that score episodes, module:function."}
-    )
-    tools: list[str] | None = field(default=None, metadata={"help": "Standalone tools, module:function."})
-    prompts: str | None = field(default=None, metadata={"help": "File with prompts."})
-    replay_dataset: str | None = field(
-        default=None, metadata={"help": "Logged conversations that fill the replay buffer before training."}
-    )
-    rehearsal_dataset: str | None = field(default=None, metadata={"help": "Supervised samples of the roles."})
+    environment_factory: list[str] = field(default_factory=list)
+    environment_kwargs: str | None = None
+    dataset_name: str | None = None
+    dataset_config: str | None = None
+    dataset_train_split: str = "train"
+    dataset_test_split: str | None = None
+    eval_dataset_name: str | None = None
+    reward_funcs: list[str] | None = None
+    tools: list[str] | None = None
+    prompts: str | None = None
+    replay_dataset: str | None = None
+    rehearsal_dataset: str | None = None
 
     def __post_init__(self):
         if isinstance(self.environment_kwargs, str):
@@ -87,23 +76,16 @@ class TrainArguments:
                 vars(self)[name] = [vars(self)[name]]
 
 
-# Options of `TrainingArguments` that the help lists with those of NLAC.
-_SHOWN = {
-    *(
-        "output_dir",
-        "learning_rate",
-        "max_steps",
-        "per_device_train_batch_size",
-        "gradient_accumulation_steps",
-        "seed",
-    ),
-    *("logging_steps", "eval_strategy", "eval_steps", "save_strategy", "save_steps", "save_total_limit"),
-    *("resume_from_checkpoint", "use_cpu", "bf16", "report_to", "push_to_hub", "hub_model_id"),
-}
+# Options that `--help` shows, beside those of `TrainArguments`. `--help_all` shows the others.
+_SHOWN = (
+    *("output_dir", "max_turns", "max_prompt_length", "max_completion_length", "temperature", "action_format"),
+    *("episodes_per_iteration", "samples_per_iteration", "num_updates_per_generation", "target_update_rate"),
+    *("use_vllm", "num_eval_episodes"),
+)
 
 
-def _names(dataclass_type: type) -> set[str]:
-    return {option.name for option in fields(dataclass_type)}
+def _names(dataclass_type: type) -> list[str]:
+    return [option.name for option in fields(dataclass_type)]
 
 
 def _is_negation(action: argparse.Action) -> bool:
@@ -131,7 +113,7 @@ class _OptionsFormatter(argparse.HelpFormatter):
 
 class TrainParser(TrlParser):
     """
-    TRL's parser with one-line errors, and a help that lists the options of NLAC by subject.
+    TRL's parser with one-line errors, and a help that lists a dozen options, or all by subject.
 
     Attributes:
         unsupported ([`CommandError`], *optional*):
@@ -168,23 +150,19 @@ class TrainParser(TrlParser):
         formatter = self._get_formatter()
         formatter.add_usage(self.usage, self._actions, self._mutually_exclusive_groups)
         formatter.add_text(self.description)
-        inherited = _names(TrainingArguments) - _SHOWN
-        subjects = {
-            "general": {"config", "accelerate_config", "help", "help_all"},
-            "environment and tasks": _names(TrainArguments) | _names(EnvironmentOptions),
-            "base model": _names(ModelConfig),
-            "roles": _names(RoleOptions),
-            "generation": _names(GenerationOptions),
-            "records": _names(RecordOptions),
-            "training": _names(NLACConfig) - inherited,
-            "training, as in transformers": inherited if self.shows_all else set(),
-        }
-        listed: set[str] = set()
-        for subject, names in subjects.items():
+        general = ["config", "accelerate_config", "help", "help_all"]
+        shown = {"general": general, "model and tasks": ["model_name_or_path", *_names(TrainArguments)]}
+        if self.shows_all:
+            for options in (RoleOptions, NLACConfig, GenerationOptions, EnvironmentOptions, RecordOptions):
+                shown |= subjects(options)
+            shown |= {"model, as in TRL": _names(ModelConfig), "training, as in transformers": _names(NLACConfig)}
+        else:
+            shown["options; --help_all shows the others"] = list(_SHOWN)
+        actions = {action.dest: action for action in self._actions if not _is_negation(action)}
+        for subject, names in shown.items():
             formatter.start_section(subject)
-            formatter.add_arguments(a for a in self._actions if a.dest in names - listed and not _is_negation(a))
+            formatter.add_arguments(actions.pop(name) for name in names if name in actions)
             formatter.end_section()
-            listed |= names
         return formatter.format_help()
 
     def read(self, words: list[str]) -> tuple[TrainArguments, ModelConfig, NLACConfig]:

@@ -288,7 +288,7 @@ class EnvironmentPool:
         self._moved.discard(worker)
         closer = worker.stop()
         if hangs:
-            if worker.blocks_its_loop:
+            if worker.blocker is worker:
                 self._give_own_loops(worker.name)
             # A new list, as another thread may count at the moment.
             self._hanging = [other for other in self._hanging if other.is_left_behind] + [worker]

@@ -47,15 +47,12 @@ class RemoteEnvironment(TextEnvironment):
 
     def close(self) -> None:
         """Close the environment and end its process. If it is in a call, it is closed from another thread there."""
+        is_free = self._calling.acquire(blocking=False)
         try:
-            if self._calling.acquire(blocking=False):
-                try:
-                    self._close_host()
-                finally:
-                    self._calling.release()
-            else:
-                self._close_host_in_call()
+            self._close_host(in_call=not is_free)
         finally:
+            if is_free:
+                self._calling.release()
             self._kill_host()
 
     @abstractmethod
@@ -68,12 +65,11 @@ class RemoteEnvironment(TextEnvironment):
         """
 
     @abstractmethod
-    def _close_host(self) -> None:
-        """Let the host close the environment, for up to `CLOSING_SECONDS`. It can be gone already."""
-
-    @abstractmethod
-    def _close_host_in_call(self) -> None:
-        """The same for a host that is in a call."""
+    def _close_host(self, in_call: bool) -> None:
+        """
+        Let the host, which may be in a call, close the environment, for up to `CLOSING_SECONDS`. It can be gone
+        already.
+        """
 
     @abstractmethod
     def _kill_host(self) -> None:
@@ -126,13 +122,8 @@ class ProcessEnvironment(RemoteEnvironment):
                 f"the process of the environment ended with the exit code {self._process.exitcode}"
             ) from lost
 
-    def _close_host(self) -> None:
-        self._end_by(self._connection)
-
-    def _close_host_in_call(self) -> None:
-        self._end_by(self._closing)
-
-    def _end_by(self, connection: Connection) -> None:
+    def _close_host(self, in_call: bool) -> None:
+        connection = self._closing if in_call else self._connection
         try:
             connection.send_bytes(cloudpickle.dumps(None))
             self._process.join(CLOSING_SECONDS)

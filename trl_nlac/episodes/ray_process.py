@@ -48,16 +48,10 @@ class RayEnvironment(RemoteEnvironment):
         except RayActorError as lost:
             raise EnvironmentFailure("the Ray actor of the environment has died") from lost
 
-    def _close_host(self) -> None:
-        self._wait_for(self._actor.close.remote())
-
-    def _close_host_in_call(self) -> None:
-        self._wait_for(self._actor.close_in_call.remote())
-
-    @staticmethod
-    def _wait_for(closing: ray.ObjectRef) -> None:
+    def _close_host(self, in_call: bool) -> None:
+        close = self._actor.close_in_call if in_call else self._actor.close
         try:
-            ray.get(closing, timeout=CLOSING_SECONDS)
+            ray.get(close.remote(), timeout=CLOSING_SECONDS)
         except (GetTimeoutError, RayActorError):
             pass
 

@@ -365,8 +365,8 @@ class _Rollout:
         """Discard the environments that take too long. Wait once for each that blocks the event loop of others."""
         now = time.monotonic()
         for game in [game for game in self.busy if game.deadline <= now and not game.future.done()]:
-            blocker = game.worker.held_up_by
-            if blocker is not None and blocker not in game.waited_for:
+            blocker = game.worker.blocker
+            if blocker not in (None, game.worker, *game.waited_for):
                 game.waited_for.add(blocker)
                 game.deadline = time.monotonic() + self.pool.timeout
                 continue

@@ -9,7 +9,7 @@ from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
 from typing import Any
 
-from ..event_loop import Coroutines, Withdrawn, finish, run_coroutines_with
+from ..event_loop import Coroutines, Withdrawn, finish, run_coroutines_with, works_for
 from ..terminal import printable_traceback
 from .text_environment import TextEnvironment
 
@@ -63,19 +63,16 @@ class EnvironmentWorker:
         return self._thread
 
     @property
-    def blocks_its_loop(self) -> bool:
-        """Whether its coroutine blocks the event loop that all share."""
-        return SHARED_LOOP.is_blocked_by(self)
-
-    @property
-    def held_up_by(self) -> Any:
-        """What blocks the event loop in which its coroutine waits; `None` if nothing else does."""
+    def blocker(self) -> Any:
+        """
+        What blocks the event loop that all share while its coroutine is there, perhaps itself; `None` if nothing does.
+        """
         return SHARED_LOOP.blocker_of(self)
 
     @property
     def is_left_behind(self) -> bool:
         """Whether something that the instance started still runs."""
-        return self._thread.is_alive() or any(loop.works_for(self) for loop in (SHARED_LOOP, self._own_loop))
+        return self._thread.is_alive() or works_for(self)
 
     def kill(self) -> threading.Thread:
         """

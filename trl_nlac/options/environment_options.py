@@ -5,14 +5,18 @@
 from dataclasses import dataclass, field
 
 from .checks import MAX_SECONDS, check_at_least, check_between, check_choices, check_types
+from .documented import documented
 
 
+@documented
 @dataclass
 class EnvironmentOptions:
     r"""
     Options of [`NLACConfig`], and of the commands that play, for the instances of environments.
 
     Parameters:
+        > Parameters that control environments
+
         max_concurrent_environments (`int`, *optional*):
             Number of environment instances that exist at the same time on each process. If `None`, one for each
             episode.
@@ -28,22 +32,9 @@ class EnvironmentOptions:
         ValueError: If a value is out of range; the message names the option.
     """
 
-    max_concurrent_environments: int | None = field(
-        default=None,
-        metadata={"help": "Number of environment instances that exist at the same time on each process."},
-    )
-    environment_workers: str = field(
-        default="thread",
-        metadata={
-            "help": "Where environments play: 'thread', each in a thread, for environments that wait for servers or "
-            "other processes; 'process', each in a process of its own, for environments that compute in Python and "
-            "would hold up one another and training; 'ray', each in a process of a Ray cluster, on all its machines.",
-            "choices": ["thread", "process", "ray"],
-        },
-    )
-    environment_timeout: float | None = field(
-        default=300.0, metadata={"help": "Seconds after which a call of an environment or of reward functions hangs."}
-    )
+    max_concurrent_environments: int | None = None
+    environment_workers: str = field(default="thread", metadata={"choices": ["thread", "process", "ray"]})
+    environment_timeout: float | None = 300.0
 
     def __post_init__(self):
         check_types(self)

@@ -2,11 +2,13 @@
 
 """What a run writes down in addition to its metrics, and into which folder."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from .checks import check_at_least, check_types
+from .documented import documented
 
 
+@documented
 @dataclass
 class RecordOptions:
     r"""
@@ -14,6 +16,8 @@ class RecordOptions:
     report` shows it.
 
     Parameters:
+        > Parameters that control records
+
         overwrite_output_dir (`bool`, *optional*, defaults to `False`):
             Whether a new run in a folder that has a run or a model already moves its files into a folder of
             `_superseded`, checkpoints and model included, in place of being refused. Nothing is deleted. No effect on
@@ -32,21 +36,10 @@ class RecordOptions:
         ValueError: If a value is out of range; the message names the option.
     """
 
-    overwrite_output_dir: bool = field(
-        default=False,
-        metadata={"help": "Whether a new run moves what `output_dir` has aside, in place of being refused."},
-    )
-    log_completions: bool = field(
-        default=False,
-        metadata={"help": "Whether episodes are written to parquet files, printed, and sent to wandb and trackio."},
-    )
-    num_completions_to_print: int | None = field(
-        default=None, metadata={"help": "Number of episodes to print with each log; 0 for none. If None, all."}
-    )
-    audit_samples: int = field(
-        default=0,
-        metadata={"help": "Number of training samples of each iteration and process in the audit trail."},
-    )
+    overwrite_output_dir: bool = False
+    log_completions: bool = False
+    num_completions_to_print: int | None = None
+    audit_samples: int = 0
 
     def __post_init__(self):
         check_types(self)

@@ -12,6 +12,7 @@ from transformers.utils import cached_file
 from ..secrets import hide_secrets
 from ..terminal import shown
 from .checks import as_float, as_whole, check, check_between, check_choices, check_types, is_json
+from .documented import documented
 
 
 ROLES_FILE = "nlac_roles.json"
@@ -45,6 +46,7 @@ _SET_ELSEWHERE = {
 }
 
 
+@documented
 @dataclass
 class RoleOptions:
     r"""
@@ -65,9 +67,9 @@ class RoleOptions:
         max_turns (`int`, *optional*, defaults to `20`):
             Number of actions after which an episode ends.
         turn_limit (`str`, *optional*, defaults to `"truncate"`):
-            What an end by `max_turns` means. With `"truncate"` the episode was cut: the backup gets no score, and
-            predicts how it would have gone on. With `"terminate"` the task has ended, and the backup gets the score
-            so far, for tasks in which running out of turns is a failure.
+            Whether an episode that `max_turns` ends was cut (`"truncate"`), or has ended with its score so far
+            (`"terminate"`). With `"truncate"` the backup gets no score, and predicts how the episode would have gone
+            on. With `"terminate"` it gets the score so far, for tasks in which running out of turns is a failure.
         success_threshold (`float`, *optional*, defaults to `1.0`):
             Score from which an episode counts as a success.
         num_futures (`int`, *optional*, defaults to `1`):
@@ -107,7 +109,7 @@ class RoleOptions:
         repetition_penalty (`float`, *optional*, defaults to `1.0`):
             Penalty for tokens that occurred already. `1.0` is none.
         role_sampling (`str`, `dict[str, dict[str, float]]`, *optional*):
-            Settings of single roles in place of those above, as `{"backup": {"temperature": 0.0}, "critique":
+            Settings of single roles in place of the general ones, as `{"backup": {"temperature": 0.0}, "critique":
             {"max_tokens": 256}}`. Roles are `policy`, `successor`, `backup`, `critique`, `refine`, `correction` and
             `evaluation` (the policy in evaluation, which starts from the settings of `policy`). The futures of
             Bellman targets, with `bootstrap="explicit"` also the next actions and critiques that make them, have the
@@ -126,69 +128,25 @@ class RoleOptions:
         ValueError: If a value is out of range; the message names the option.
     """
 
-    action_format: str | None = field(
-        default=None,
-        metadata={
-            "help": "Format of an action. If None, tool_call where the environment has tools and the chat template "
-            "supports them, otherwise react.",
-            "choices": ACTION_FORMATS,
-        },
-    )
-    single_step: bool = field(
-        default=False, metadata={"help": "Whether a task is one action, whose correctness the critic judges."}
-    )
-    max_turns: int = field(default=20, metadata={"help": "Number of actions after which an episode ends."})
-    turn_limit: str = field(
-        default="truncate",
-        metadata={
-            "help": "Whether an episode that `max_turns` ends was cut, or ended with its score so far.",
-            "choices": ["truncate", "terminate"],
-        },
-    )
-    success_threshold: float = field(
-        default=1.0, metadata={"help": "Score from which an episode counts as a success."}
-    )
-    num_futures: int = field(default=1, metadata={"help": "Number of futures that a critique weighs."})
-    reasoning: bool | None = field(
-        default=None,
-        metadata={"help": "Whether chains of thought are rewritten before training. If None, whenever there are any."},
-    )
-    keep_history: bool = field(
-        default=True,
-        metadata={"help": "Whether a state holds earlier turns. If False, it is the last observation alone."},
-    )
-    max_prompt_length: int | None = field(
-        default=8192, metadata={"help": "Maximum number of tokens of a prompt; a longer history is cut in the middle."}
-    )
-    max_completion_length: int = field(default=512, metadata={"help": "Maximum number of tokens of an answer."})
-    temperature: float = field(default=1.0, metadata={"help": "Sampling temperature of all roles; 0 is greedy."})
-    top_p: float = field(
-        default=1.0, metadata={"help": "Cumulative probability of the tokens to consider. 1.0 considers all."}
-    )
-    top_k: int = field(default=0, metadata={"help": "Number of the most likely tokens to consider. 0 considers all."})
-    min_p: float | None = field(
-        default=0.05, metadata={"help": "Smallest probability of a token, relative to the most likely one."}
-    )
-    repetition_penalty: float = field(
-        default=1.0, metadata={"help": "Penalty for tokens that occurred already. 1.0 is none."}
-    )
-    role_sampling: dict[str, Any] | str | None = field(
-        default=None,
-        metadata={
-            "help": 'Settings of single roles, as {"backup": {"temperature": 0.0}, "critique": {"max_tokens": 256}}.'
-        },
-    )
-    generation_kwargs: dict[str, Any] | str | None = field(
-        default=None,
-        metadata={"help": "Additional keyword arguments of `GenerationConfig`, or of vLLM's `SamplingParams`."},
-    )
-    chat_template_kwargs: dict[str, Any] | str | None = field(
-        default=None, metadata={"help": "Additional keyword arguments of the chat template."}
-    )
-    max_format_retries: int = field(
-        default=1,
-        metadata={"help": "How often an answer that breaks its format is sampled again before it is dropped."},
-    )
+    action_format: str | None = field(default=None, metadata={"choices": ACTION_FORMATS})
+    single_step: bool = False
+    max_turns: int = 20
+    turn_limit: str = field(default="truncate", metadata={"choices": ["truncate", "terminate"]})
+    success_threshold: float = 1.0
+    num_futures: int = 1
+    reasoning: bool | None = None
+    keep_history: bool = True
+    max_prompt_length: int | None = 8192
+    max_completion_length: int = 512
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float | None = 0.05
+    repetition_penalty: float = 1.0
+    role_sampling: dict[str, Any] | str | None = None
+    generation_kwargs: dict[str, Any] | str | None = None
+    chat_template_kwargs: dict[str, Any] | str | None = None
+    max_format_retries: int = 1
 
     def __post_init__(self):
         check_types(self)

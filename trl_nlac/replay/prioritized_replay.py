@@ -33,12 +33,6 @@ class PrioritizedReplay:
             Alpha; `0` samples uniformly.
         seed (`int`, *optional*, defaults to `0`):
             Seed of the sampling.
-        memory_limit (`int`, *optional*):
-            Bytes of memory for the compressed episodes. Beyond it, the oldest ones move to files. If `None`, all stay
-            in memory.
-        spill_directory (`str` or `Path`, *optional*):
-            Folder of these files, which are deleted when the process ends. If `None`, the system's folder for
-            temporary files.
 
     Attributes:
         targets ([`~replay.kept_targets.KeptTargets`]):
@@ -50,14 +44,12 @@ class PrioritizedReplay:
         capacity: int,
         priority_exponent: float = 0.1,
         seed: int = 0,
-        memory_limit: int | None = None,
-        spill_directory: str | Path | None = None,
     ):
         self.capacity = capacity
         self.priority_exponent = priority_exponent
         self._rng = np.random.default_rng(seed)
         self.targets = KeptTargets()
-        self._store = EpisodeStore(memory_limit, spill_directory)  # by first transition id
+        self._store = EpisodeStore()  # by first transition id
         self._max_priority = 1.0
         self._clear(0)
 

@@ -1,14 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Storage of the replay buffer's episodes: compressed, in memory up to a limit, older ones in files."""
+"""Storage of the replay buffer's episodes, compressed."""
 
 import json
 import struct
-import tempfile
 from collections import OrderedDict
 from collections.abc import Iterator
-from pathlib import Path
-from typing import IO, NamedTuple
 from weakref import WeakValueDictionary
 
 import numpy as np
@@ -17,100 +14,43 @@ import pyarrow as pa
 from ..types import Episode, Turn
 
 
-MAX_FILE_SIZE = 1 << 30  # bytes; disk space is freed file by file
 _CODEC = pa.Codec("zstd", compression_level=1)
 _SIZES = struct.Struct("<III")  # of the token ids, compressed and uncompressed, and of the rest, uncompressed
-
-
-class _Place(NamedTuple):
-    file: IO[bytes]
-    offset: int
-    length: int
 
 
 class EpisodeStore:
     """
     Episodes by number, first in, first out. Each is stored as one compressed record, smaller than its token ids, and
     decoded on access; as long as an episode is referenced, the same object is returned.
-
-    Args:
-        memory_limit (`int`, *optional*):
-            Bytes of memory for the records. Beyond it, the oldest ones move to files. If `None`, all stay in memory.
-        directory (`str` or `Path`, *optional*):
-            Folder of these files. If the system allows it, they have no name and disappear with the process, however
-            it ends. If `None`, the system's folder for temporary files.
     """
 
-    def __init__(self, memory_limit: int | None = None, directory: str | Path | None = None):
-        self.memory_limit = memory_limit
-        self.directory = directory
-        self.memory_size = 0  # bytes of the records in memory
-        self._in_memory: OrderedDict[int, bytes] = OrderedDict()  # oldest first; every record on disk is older
-        self._on_disk: OrderedDict[int, _Place] = OrderedDict()
+    def __init__(self):
+        self._records: OrderedDict[int, bytes] = OrderedDict()  # oldest first
         self._alive: WeakValueDictionary[int, Episode] = WeakValueDictionary()
 
     def __len__(self) -> int:
-        return len(self._on_disk) + len(self._in_memory)
+        return len(self._records)
 
     def __iter__(self) -> Iterator[int]:
         """Iterate over the numbers, oldest first."""
-        yield from self._on_disk
-        yield from self._in_memory
+        return iter(self._records)
 
     def __getitem__(self, number: int) -> Episode:
         episode = self._alive.get(number)
         if episode is None:
-            record = self._in_memory.get(number)
-            episode = self._alive[number] = decode_episode(self._read(number) if record is None else record)
+            episode = self._alive[number] = decode_episode(self._records[number])
         return episode
 
-    @property
-    def disk_size(self) -> int:
-        """Bytes of the records in files."""
-        return sum(place.length for place in self._on_disk.values())
-
     def append(self, number: int, episode: Episode) -> None:
-        record = encode_episode(episode)
-        self._in_memory[number] = record
+        self._records[number] = encode_episode(episode)
         self._alive[number] = episode
-        self.memory_size += len(record)
-        while self.memory_limit is not None and self.memory_size > self.memory_limit:
-            self._spill()
 
     def pop_oldest(self) -> None:
-        if self._on_disk:
-            _, place = self._on_disk.popitem(last=False)
-            if not self._on_disk or next(iter(self._on_disk.values())).file is not place.file:
-                place.file.close()
-        else:
-            _, record = self._in_memory.popitem(last=False)
-            self.memory_size -= len(record)
+        self._records.popitem(last=False)
 
     def clear(self) -> None:
-        while len(self):
-            self.pop_oldest()
+        self._records.clear()
         self._alive.clear()
-
-    def _spill(self) -> None:
-        """Move the oldest record in memory to the newest file."""
-        number, record = next(iter(self._in_memory.items()))
-        last = next(reversed(self._on_disk.values())) if self._on_disk else None
-        if last is None or last.offset + last.length + len(record) > MAX_FILE_SIZE:
-            if self.directory is not None:
-                Path(self.directory).mkdir(parents=True, exist_ok=True)
-            place = _Place(tempfile.TemporaryFile(dir=self.directory), 0, len(record))
-        else:
-            place = _Place(last.file, last.offset + last.length, len(record))
-        place.file.seek(place.offset)
-        place.file.write(record)
-        self._on_disk[number] = place
-        del self._in_memory[number]
-        self.memory_size -= len(record)
-
-    def _read(self, number: int) -> bytes:
-        place = self._on_disk[number]
-        place.file.seek(place.offset)
-        return place.file.read(place.length)
 
 
 def encode_episode(episode: Episode) -> bytes:

@@ -251,8 +251,6 @@ def make_replay(args: NLACConfig, roles: Roles, replay_dataset: Dataset | None) 
         args.replay_buffer_size,
         priority_exponent=args.priority_exponent,
         seed=args.seed + args.process_index,
-        memory_limit=None if args.replay_buffer_memory is None else int(args.replay_buffer_memory * 2**30),
-        spill_directory=args.output_dir,
     )
     if replay_dataset is not None:
         shares = (args.process_index, args.world_size, args.max_prompt_length)

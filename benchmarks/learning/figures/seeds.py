@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Values of several seeds: means with their intervals, differences and ratios."""
+"""Values of several seeds: means with their intervals, and differences."""
 
-import math
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
+from itertools import combinations
 from statistics import mean, stdev
+
+from scipy.stats import ttest_1samp
 
 from benchmarks import reporting
 
@@ -45,16 +47,27 @@ def difference(method: dict | None, plain: dict | None) -> dict | None:
     return over_seeds({seed: method["seeds"][seed] - plain["seeds"][seed] for seed in sorted(pairs)})
 
 
-def ratio(method: dict | None, plain: dict | None) -> dict | None:
+def holm(differences: dict[Hashable, dict | None]) -> dict[Hashable, float]:
     """
-    Return the ratio of two values of [`over_seeds`], paired by seed: the geometric `mean`, with its 95 % interval.
-    `None` if a seed of `method` has no pair, or one of the two is 0.
+    Return the p-values of differences, paired by seed, by Student's t, and corrected by Holm for their number.
+
+    Args:
+        differences (`dict[Hashable, dict | None]`):
+            By any name, from [`difference`]. Those of fewer than `LEAST_SEEDS` seeds are left out.
     """
-    pairs = [(value, plain["seeds"].get(seed)) for seed, value in method["seeds"].items()] if method and plain else []
-    if not pairs or not all(ours and theirs for ours, theirs in pairs):
-        return None
-    logarithms = over_seeds({str(i): math.log(ours / theirs) for i, (ours, theirs) in enumerate(pairs)})
-    return {
-        name: None if logarithms[name] is None else round(math.exp(logarithms[name]), 3)
-        for name in ("mean", "low", "high")
-    }
+    seeds = {name: list(of["seeds"].values()) for name, of in differences.items() if of}
+    seeds = {name: values for name, values in seeds.items() if len(values) >= LEAST_SEEDS}
+    # Seeds that agree to the last digit have no spread to test by.
+    plain = {name: 1.0 if len({*v}) == 1 else float(ttest_1samp(v, 0).pvalue) for name, v in seeds.items()}
+    corrected, largest = {}, 0.0
+    for rank, name in enumerate(sorted(plain, key=plain.get)):
+        largest = max(largest, min(1.0, (len(plain) - rank) * plain[name]))
+        corrected[name] = largest
+    return corrected
+
+
+def permutation_p(ours: list[float], theirs: list[float]) -> float:
+    """Return the share of all ways to divide the runs in which `ours` would have at least as high a mean as it has."""
+    runs, total = [*ours, *theirs], sum(ours) - 1e-9
+    sums = [sum(chosen) >= total for chosen in combinations(runs, len(ours))]
+    return sum(sums) / len(sums)

@@ -11,28 +11,20 @@ from trl_nlac.method.roles import Roles
 from trl_nlac.types import Answer, Prompt
 
 
-def advised(roles: Roles, prompts: list[Prompt], seeds: list[int]) -> tuple[list[Answer], list[Answer | None]]:
+def refine_once(roles: Roles, prompts: list[Prompt], seeds: list[int]) -> list[Answer]:
     """
-    Act with one round of critique and refinement (Madaan et al., 2023). Actions that the critic calls the best are
-    refined, too. An action stays as it is where its critique or refinement is unreadable.
-
-    Returns:
-        `tuple[list[Answer], list[Answer | None]]`: the actions, and the critique that each was refined with.
+    Act with one round of critique and refinement at test time (Madaan et al., 2023), which needs no training. Actions
+    that the critic calls the best are refined, too. An action stays as it is where its critique or refinement is
+    unreadable.
     """
     answers = roles.act(prompts, seeds)
-    advice: list[Answer | None] = [None] * len(answers)
     attempts = {
         i: Attempt.of(roles, prompts[i], answer) for i, answer in enumerate(answers) if answer.parsed is not None
     }
     for i, [only] in refinement_rounds(roles, attempts, num_rounds=1).items():
         if only.refined is not None:
-            answers[i], advice[i] = replace(only.refined, prompt=prompts[i]), only.critique
-    return answers, advice
-
-
-def refine_once(roles: Roles, prompts: list[Prompt], seeds: list[int]) -> list[Answer]:
-    """Act with one round of critique and refinement at test time, which needs no training, see [`advised`]."""
-    return advised(roles, prompts, seeds)[0]
+            answers[i] = replace(only.refined, prompt=prompts[i])
+    return answers
 
 
 def blind_critiques(roles: Roles, state_actions: list[Prompt]) -> list[Answer]:

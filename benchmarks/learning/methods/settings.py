@@ -9,8 +9,7 @@ sharp they are, the baselines, and those that train longer.
 import inspect
 from typing import Any
 
-from benchmarks.learning import real_models
-from benchmarks.learning.methods import grpo, memory, rft, scalar, taught
+from benchmarks.learning.methods import grpo, memory, rft, scalar
 from benchmarks.learning.tasks import GUESS_THE_NUMBER, HANDBOOK, LearningTask
 from trl_nlac import NLACConfig
 
@@ -42,6 +41,8 @@ ACTING = dict(
     bootstrap="implicit",
     target_max_age=0,
 )
+# Settings of the command line that change how a method acts, and not how it is trained.
+OF_ACTING = {*ACTING, "temperature", "max_prompt_length"} - {"bootstrap"}
 # NLAC for a tiny model, which needs all of these departures from the paper, see docs/source/nlac_trainer.md.
 NLAC = dict(
     learning_rate=1e-3,
@@ -149,14 +150,6 @@ SAVINGS = {
     "nlac_kept_three_updates": merge_settings(KEEPS_TARGETS, KEEPS_BEST, THREE_UPDATES),
     "nlac_kept_four_updates": merge_settings(KEEPS_TARGETS, KEEPS_BEST, FOUR_UPDATES),
 }
-# Playing beside training: episodes of weights that are this number of optimizer steps old, with the frugal settings.
-# An iteration has four steps, so that a staleness of one needs iterations of one step.
-ONE_STEP = {"samples_per_iteration": 32, "episodes_per_iteration": 1}
-STALE = {
-    "nlac_stale_1": merge_settings(SAVINGS[FRUGAL], ONE_STEP, {"staleness": 1}),
-    "nlac_stale_4": merge_settings(SAVINGS[FRUGAL], {"staleness": 4}),
-    "nlac_stale_16": merge_settings(SAVINGS[FRUGAL], {"staleness": 16}),
-}
 # Ten times as long, with the settings that cost least: does success hold, and what keeps the roles?
 ENDURING = {
     "nlac_enduring": SAVINGS["nlac_kept_four_updates"],
@@ -172,10 +165,7 @@ EXTRACTION = {
     "nlac_policy_distill": DISTILLED,
     "nlac_policy_distill_reverse": {**DISTILLED, "trainer": "reverse"},
     LEAN: {**DISTILLED, **SELDOM},
-    "nlac_rehearsed_refinements": {"trainer": "rehearsed_refinements"},
     "nlac_compliant": COMPLIANT,
-    "nlac_verdict_weighted": {"trainer": "verdict_weighted"},
-    "nlac_useful_critiques": {"trainer": "useful_critiques"},
 }
 # How sharp the critic and the policy are while they learn. All are evaluated at several temperatures.
 SHARPENED_HINDSIGHT = "hindsight_acts_sharply"
@@ -190,14 +180,12 @@ AS_LIKELY = {
     "nlac_unsharpened_distill": {**AT_1, **DISTILLED},
     "nlac_unsharpened_compliant": {**AT_1, **COMPLIANT},
 }
-VARIANTS = {**ABLATIONS, **SAVINGS, **STALE, **ENDURING, **EXTRACTION, **SHARPENING, **AS_LIKELY}
-TAUGHT = "taught"  # a control, with as much rehearsal as NLAC
+VARIANTS = {**ABLATIONS, **SAVINGS, **ENDURING, **EXTRACTION, **SHARPENING, **AS_LIKELY}
 BASELINES = {
     "grpo": grpo.train,
     "rft": rft.train,
     "scalar": scalar.train,
     "base_remembering": memory.train,
-    TAUGHT: taught.train,
 }
 # Those that learn more slowly and cost less per step, until their curves are flat.
 LONG = {"grpo_long": "grpo", "rft_long": "rft", "rft_unanchored_long": "rft"}
@@ -219,7 +207,7 @@ SELF_DISTILLATIONS = {SELF_DISTILLATION: {}, "self_distillation_reverse": REVERS
 # In the rooms most starts have successes early, so that an anchor would only slow rejection fine-tuning down.
 BASELINES_BY_TASK = {
     "service_desk_told": {"grpo": MIN_P, "rft": MIN_P},
-    HANDBOOK: {"grpo": MIN_P, "rft": MIN_P, "taught": {"max_steps": 2000, "rehearsal_ratio": 0.5}},
+    HANDBOOK: {"grpo": MIN_P, "rft": MIN_P},
     "service_desk_hinted": {
         "grpo": {"learning_rate": 3e-4, **MIN_P},
         "rft": {"learning_rate": 3e-4, **MIN_P},
@@ -233,21 +221,20 @@ BASELINES_BY_TASK = {
 
 
 def default_settings(task: LearningTask, method: str) -> dict:
-    """Return the tuned settings of a method on a task, or the settings for real models."""
+    """Return the tuned settings of a method on a task."""
     own = CHANGES.get(method, {})
     method = OF_BASELINES.get(method, method)
     if method in BASELINES:
         parameters = inspect.signature(BASELINES[method]).parameters.values()
         defaults = {p.name: p.default for p in parameters if p.default is not inspect.Parameter.empty}
-        changes = BASELINES_BY_TASK.get(task.name, {}) if task.is_tiny else real_models.BASELINES
-        return merge_settings(defaults, changes.get(method, {}), own)
+        return merge_settings(defaults, BASELINES_BY_TASK.get(task.name, {}).get(method, {}), own)
     changes = VARIANTS.get(method, {})
     if method in SELF_DISTILLATIONS:
         last = {"replay_buffer_size": SELDOM["episodes_per_iteration"] * task.max_turns}
         changes = merge_settings(HINDSIGHT, SELDOM, DISTILLED, last, SELF_DISTILLATIONS[method])
     elif method in ("hindsight", SHARPENED_HINDSIGHT):
         changes = merge_settings(HINDSIGHT, HINDSIGHT_BY_TASK.get(task.name, {}), changes)
-    defaults = merge_settings(NLAC, NLAC_BY_TASK[task.name]) if task.is_tiny else real_models.NLAC
+    defaults = merge_settings(NLAC, NLAC_BY_TASK[task.name])
     if "target_max_age" in changes:
         changes = {**changes, "target_max_age": round(MAX_AGE / defaults["target_update_rate"])}
     return merge_settings(defaults, changes)
@@ -256,7 +243,7 @@ def default_settings(task: LearningTask, method: str) -> dict:
 def acting_config(task: LearningTask, output_dir: str, seed: int, **changes) -> NLACConfig:
     """Return the options with which every method acts."""
     acting = {
-        **(ACTING if task.is_tiny else real_models.ACTING),
+        **ACTING,
         "action_format": task.action_format,
         "overwrite_output_dir": True,  # a cell that is run again begins anew
         **changes,

@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""
+Every table and the picture of the result pages, from the cells in benchmarks/results: a few seconds.
+
+python -m benchmarks.learning.figures
+
+It replaces what is between the marks of the pages below. For all cells, and for those of another run:
+
+python -m benchmarks.learning.figures --all
+python -m benchmarks.learning.figures --cells runs/learning_cells
+"""
+
+import argparse
+import json
+from pathlib import Path
+
+from benchmarks import reporting
+from benchmarks.cells import read_cells
+from benchmarks.learning.figures.plots import plot
+from benchmarks.learning.figures.tables import Tables
+
+
+ROOT = Path(__file__).parents[3]
+DOCS = Path("docs/source")
+IMAGE = DOCS / "images" / "learning.png"
+# Pages, and the tables between their marks: methods of `Tables`.
+PAGES = {
+    Path("README.md"): ("told_costs",),
+    DOCS / "results.md": ("screen",),
+    DOCS / "results_tables.md": (
+        *("comparison", "equal_budgets", "twenty_times", "critic", "references", "relay", "handbook"),
+    ),
+}
+
+
+def mark(table: str) -> str:
+    """Return what the mark of a table names."""
+    return f"learning/figures: {table}"
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--cells", type=Path, help="folder of a run's cells: print their tables and plot them there")
+    parser.add_argument("--all", action="store_true", help="print the tables that no page has room for")
+    args = parser.parse_args()
+    if args.cells:
+        cells = [{"set": "table", **json.loads(path.read_text())} for path in sorted(args.cells.rglob("*.json"))]
+        tables = Tables(cells)
+        print(tables.of_set("table"))
+        plot(tables, args.cells / "curves.png")
+        return
+    tables = Tables(read_cells("learning"), read_cells("real_learning"), read_cells("relay"))
+    if args.all:
+        print(*(getattr(tables, name)() for name in ("price", "savings", "staleness", "appendix")), sep="\n\n")
+        return
+    for page, names in PAGES.items():
+        for name in names:
+            reporting.insert(getattr(tables, name)(), ROOT / page, mark(name))
+    plot(tables, ROOT / IMAGE)
+
+
+if __name__ == "__main__":
+    main()

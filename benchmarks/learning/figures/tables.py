@@ -1,0 +1,405 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""The tables of the result pages, from the cells alone."""
+
+from collections.abc import Callable, Sequence
+from functools import cached_property
+from statistics import mean
+from typing import Any
+
+from benchmarks import reporting
+from benchmarks.learning.figures.curves import (
+    COSTS,
+    area,
+    decoded_success,
+    final_success,
+    reach,
+    spent,
+    success_at,
+    training_success,
+    verdict_accuracy,
+)
+from benchmarks.learning.figures.seeds import difference, holm, of_cells, permutation_p
+from benchmarks.learning.figures.table import gap, label, number, rate, task_label
+from benchmarks.learning.guess_the_number import REFERENCES
+from benchmarks.learning.methods.settings import FRUGAL, PLAIN, SAVINGS, SELF_DISTILLATION
+from benchmarks.learning.tasks import GUESS_THE_NUMBER, TASKS
+
+
+Run = tuple[str, str, str]  # set, task and method
+METHODS = ("nlac", "hindsight", "grpo", "rft", "scalar", "base", "base_refined", "base_remembering")
+TOKENS = ("generated_tokens", "prefilled_tokens", "trained_tokens")
+RIVALS = ("hindsight", SELF_DISTILLATION, "rft", "grpo", "scalar")
+CHEAP = ("nlac_keeps_targets", "nlac_kept_three_updates", "nlac_kept_four_updates")  # the first is the default
+LEVEL = 0.8  # of the oracle's success
+# Sets of the appendix, with their titles; those of the search are one.
+SETS = {
+    "table": "The table",
+    "again": "The table, run again: minus the table",
+    "baselines": "Stronger baselines",
+    "sharpening": "Other temperatures, and sharper learning",
+    "bases": "Other base models: minus hindsight",
+    "savings": "What saves tokens",
+    "extraction": "From critiques to a policy",
+    "staleness": "Episodes of older weights: minus without",
+    "endurance": "Ten times as long",
+    "game": "A game",
+    "game_without_refusals": "The game, first base model",
+    "mastermind": "Mastermind",
+    "mastermind_larger": "Mastermind, larger",
+    "generalisation": "Desks with handbooks, tiny model",
+    "counted": "Costs that the table does not count: minus the table",
+    "search": "Search for settings",
+}
+# Where NLAC's figures are taken from, the closest in code first.
+OF_NLAC = ("sharpening", "table")
+SETTINGS_OF_RELAY = {
+    "explicit": "NLAC, explicit bootstrap",
+    "forgetful": "NLAC, explicit bootstrap, no history",
+    "forgetful_monte_carlo": "NLAC, Monte Carlo, no history",
+    "candidates": "NLAC, four candidates",
+    "rehearsed": "NLAC, rehearsed refinements",
+    "distilled": "NLAC, distilled policy",
+    "implicit": "NLAC, implicit bootstrap",
+    "monte_carlo": "NLAC, Monte Carlo",
+    "hindsight": "Hindsight",
+    "sft": "SFT on successes",
+    "scalar": "Scalar actor-critic",
+    "scalar_forgetful": "Scalar actor-critic, no history",
+}
+WITHOUT_HISTORY = ("forgetful_monte_carlo", "scalar_forgetful")  # compared with NLAC without history
+
+
+def draws(cells: list[dict]) -> float | None:
+    """Return how many transitions were drawn from the replay buffer for each environment step."""
+    settings = cells[0]["settings"]
+    if "samples_per_iteration" not in settings or "gradient_accumulation_steps" not in settings:
+        return None
+    batch = settings["per_device_train_batch_size"] * settings["gradient_accumulation_steps"]
+    return mean(batch * spent(cell, "gradient_steps") / spent(cell, "environment_steps") for cell in cells)
+
+
+def mean_cost(cells: list[dict], cost: str) -> float | None:
+    """Return a mean cost, or `None` if a cell does not count it."""
+    values = [spent(cell, cost) for cell in cells]
+    return None if None in values else mean(values)
+
+
+class Tables:
+    """
+    All tables of the learning benchmark.
+
+    Args:
+        cells (`list[dict]`):
+            Its cells.
+        real (`list[dict]`, *optional*):
+            Cells of the pretrained model.
+        relay (`list[dict]`, *optional*):
+            Cells of the relay houses.
+    """
+
+    def __init__(self, cells: list[dict], real: Sequence[dict] = (), relay: Sequence[dict] = ()):
+        self.runs: dict[Run, list[dict]] = {}
+        for cell in sorted(cells, key=lambda cell: cell["seed"]):
+            self.runs.setdefault((cell["set"], cell["task"], cell["method"]), []).append(cell)
+        self.real, self.relay_cells = real, relay
+
+    def of(self, task: str, method: str, *sets: str) -> list[dict]:
+        """Return the cells of a method on a task in the first of the sets that has some."""
+        return next((self.runs[s, task, method] for s in sets if (s, task, method) in self.runs), [])
+
+    def reference(self, run: Run) -> list[dict]:
+        """Return the cells that those of a row are compared with."""
+        kind, task, method = run
+        if kind in ("again", "counted"):
+            return self.of(task, method, "table")
+        if kind.startswith("bases"):
+            return self.of(task, "hindsight", kind) if method == "nlac" else []
+        if kind == "staleness":
+            return self.of(task, FRUGAL, kind, "savings") if method != FRUGAL else []
+        if kind.startswith("search") or method == "nlac":
+            return []
+        if method.startswith("nlac_") and (kind, task, PLAIN) in self.runs:
+            return self.runs[kind, task, PLAIN] if method != PLAIN else []
+        return self.of(task, "nlac", kind, *(("table",) if kind in ("baselines", "savings") else OF_NLAC))
+
+    @cached_property
+    def differences(self) -> dict[tuple[Run, str], dict | None]:
+        """Differences of every row to its reference, paired by seed, by what is compared."""
+        found = {}
+        for run, cells in self.runs.items():
+            plain = self.reference(run)
+            if not plain:
+                continue
+            ends = [max(spent(cell, "environment_steps") for cell in of) for of in (cells, plain)]
+            common = min(end for end in ends if end) if any(ends) else 1
+            values: dict[str, Callable[[dict], float | None]] = {
+                "success": final_success,
+                "greedy": lambda cell: decoded_success(cell, 0),
+                "area": lambda cell, common=common: area(cell, common),
+            }
+            for name, value in values.items():
+                found[run, name] = difference(of_cells(cells, value), of_cells(plain, value))
+        return found
+
+    @cached_property
+    def corrected(self) -> dict[tuple[Run, str], float]:
+        """P-values of these, corrected for their number."""
+        return holm(self.differences)
+
+    def compared(self, run: Run, name: str) -> str:
+        """Format a difference: `*` if its interval leaves out 0, `**` if it does after the correction, too."""
+        value = self.differences.get((run, name))
+        clear = value and value["low"] is not None and not value["low"] <= 0 <= value["high"]
+        stars = "**" if self.corrected.get((run, name), 1) < 0.05 else "*" if clear else ""
+        return f"{gap(value)} {stars}".rstrip()
+
+    def row(self, run: Run, cells: list[dict]) -> dict[str, str]:
+        """Return every figure of a method on a task in a set."""
+        (kind, task, method), reached = run, reach(cells, LEVEL)
+        steps, replay = reached["environment_steps"], draws(cells)
+        return {
+            "task": task_label(task),
+            "method": " ".join([label(method), *(f"[{part}]" for part in kind.split("/")[1:])]),
+            "seeds": str(len(cells)),
+            "steps": number(mean_cost(cells, "environment_steps")),
+            "draws a step": "–" if replay is None else f"{replay:.1f}",
+            "success": rate(of_cells(cells, final_success)),
+            "difference": self.compared(run, "success"),
+            "greedy": rate(of_cells(cells, lambda cell: decoded_success(cell, 0))),
+            "greedy, difference": self.compared(run, "greedy"),
+            "area, difference": self.compared(run, "area"),
+            "on training tasks": rate(of_cells(cells, training_success)),
+            f"steps to {LEVEL}": f"{number(steps)} ({reached['num_seeds']} of {len(cells)})",
+            "tokens to it": number(reached["generated_tokens"]),
+            "gradient steps": number(mean_cost(cells, "gradient_steps")),
+            "generated": number(mean_cost(cells, "generated_tokens")),
+            "read": number(mean_cost(cells, "prefilled_tokens")),
+            "trained": number(mean_cost(cells, "trained_tokens")),
+            "seconds": number(mean_cost(cells, "seconds")),
+        }
+
+    def methods(self, runs: dict[Run, list[dict]], columns: Sequence[str] = ()) -> str:
+        """Format rows; by default with all columns that say something."""
+        rows = [self.row(run, cells) for run, cells in runs.items()]
+        chosen = columns or [name for name in rows[0] if any(row[name] != "–" for row in rows)]
+        return reporting.table(chosen, [[row[name] for name in chosen] for row in rows])
+
+    def of_set(self, kind: str) -> str:
+        """Format all cells of a set of the appendix."""
+        order = [*TASKS, *dict.fromkeys(task for _, task, _ in self.runs)]
+        runs = {run: cells for run, cells in self.runs.items() if run[0].split("/")[0] == kind}
+        return self.methods(dict(sorted(runs.items(), key=lambda item: (order.index(item[0][1]), item[0][0]))))
+
+    def comparison(self) -> str:
+        """Format the final success of every method on every task."""
+
+        def ending(task: str, method: str) -> str:
+            cells = self.of(task, method, "table")
+            steps = mean_cost(cells, "environment_steps") if cells else 0
+            return rate(of_cells(cells, final_success)) + (f" after {number(steps)}" if steps else "")
+
+        tasks = [task for task in TASKS if any(run[1] == task for run in self.runs)]
+        rows = [[task_label(task), *(ending(task, method) for method in METHODS)] for task in tasks]
+        return reporting.table(["task", *map(label, METHODS)], rows)
+
+    def screen(self) -> str:
+        """Format the means of the main table: how far each method is after NLAC's steps, and after several times."""
+
+        def share(task: str, method: str, *sets: str, at: float | None = None) -> str:
+            cells = self.of(task, method, *sets)
+            values = [
+                final_success(cell) if at is None else success_at(cell, "environment_steps", at) for cell in cells
+            ]
+            return f"{mean(values):.2f}" if values else "–"
+
+        rows = []
+        for task in (*TASKS, GUESS_THE_NUMBER):
+            kind = "game" if task == GUESS_THE_NUMBER else "table"
+            steps = mean_cost(self.of(task, "nlac", kind), "environment_steps")
+            row = [f"{task_label(task)}, N = {number(round(steps, -2))}", share(task, "nlac", kind)]
+            row.append(share(task, "hindsight", kind))
+            for method in ("rft", "grpo"):
+                parts = [share(task, method, kind, at=steps), share(task, method, kind)]
+                row.append(" / ".join([*parts, share(task, f"{method}_long", "baselines")]))
+            learned = [share(task, SELF_DISTILLATION, "baselines", kind, at=at) for at in (steps, None)]
+            row += [" / ".join(learned), share(task, "scalar", kind), share(task, "base_remembering", kind)]
+            rows.append([*row, share(task, "base_refined", kind)])
+        names = ["task (N)", "NLAC", "hindsight", "RFT, N / 5 N / 20 N", "GRPO, N / 5 N / 20 N"]
+        names += ["self-distillation, N / 5 N", "scalar critic", "base model with memory", "base model, refined"]
+        return reporting.table(names, rows)
+
+    def equal_budgets(self) -> str:
+        """Format NLAC's success beside others' at the smaller of both budgets of a cost."""
+        rows = []
+        for task in TASKS:
+            ours = self.of(task, "nlac", "table")
+            for rival in RIVALS:
+                theirs = self.of(task, rival, "table", "baselines")
+                if not theirs:
+                    continue
+                parts = []
+                for cost in COSTS:
+                    at = min(mean_cost(ours, cost), mean_cost(theirs, cost))
+                    both = [
+                        of_cells(cells, lambda c, cost=cost, at=at: success_at(c, cost, at))
+                        for cells in (ours, theirs)
+                    ]
+                    gone = difference(*both)
+                    clear = " *" if gone["low"] > 0 or gone["high"] < 0 else ""
+                    parts.append(f"{both[0]['mean']:.2f} / {both[1]['mean']:.2f}{clear}")
+                rows.append([task_label(task), label(rival), *parts])
+        return reporting.table(["task", "NLAC / the other", *(f"equal {words}" for words in COSTS.values())], rows)
+
+    def twenty_times(self) -> str:
+        """Format how all runs of NLAC compare with those that had twenty times its environment steps."""
+        rows = []
+        for task in TASKS[:-1]:
+            sets = ("table", "again", "sharpening")
+            ours = [final_success(cell) for s in sets for cell in self.of(task, "nlac", s)]
+            for method in ("rft_long", "grpo_long"):
+                theirs = [final_success(cell) for cell in self.of(task, method, "baselines")]
+                parts = [f"{min(ours):.2f} of {len(ours)} runs", f"{max(theirs):.2f} of {len(theirs)}"]
+                rows.append([task_label(task), label(method), *parts, f"{permutation_p(ours, theirs):.4f}"])
+        return reporting.table(["task", "method", "NLAC's lowest", "its highest", "permutation p"], rows)
+
+    def price(self) -> str:
+        """Format the tokens of an environment step."""
+        rows = []
+        for task in (*TASKS, GUESS_THE_NUMBER):
+            for method in ("nlac", *CHEAP, *RIVALS):
+                sets = ("table", "baselines", "savings", "sharpening", "again", "counted", "game")
+                counted = [self.of(task, method, kind) for kind in sets]
+                cells = next((of for of in counted if of and mean_cost(of, "trained_tokens") is not None), None)
+                if cells:
+                    steps = mean_cost(cells, "environment_steps")
+                    written, read, trained = (mean_cost(cells, kind) / steps for kind in TOKENS)
+                    new, replay = read - cached(cells) / steps, draws(cells)
+                    parts = ["–" if replay is None else f"{replay:.1f}"]
+                    parts += map(number, (written, read, new, trained, written + new + 3 * trained))
+                    rows.append([task_label(task), label(method), *parts, roles(cells)])
+        names = ["task", "method", "draws", "generated", "read", "of these not cached", "trained"]
+        return reporting.table([*names, "generated + not cached + 3 x trained", "who generates"], rows)
+
+    def critic(self) -> str:
+        """Format how right the critic of NLAC is before, halfway and after training."""
+        runs = {run: cells for run, cells in self.runs.items() if run[0] in ("table", "game") and run[2] == "nlac"}
+        values: dict[str, Callable[[dict], float | None]] = {
+            "future is right": lambda point: point.get("oracle/future_accuracy"),
+            "verdict is right (0.5: constant)": verdict_accuracy,
+            "refined action is better": lambda point: point.get("oracle/refined_better_rate"),
+        }
+        rows = []
+        for (_, task, method), cells in runs.items():
+            curves = [cell["points"] for cell in cells]
+            stages = [[points[at] for points in curves] for at in (0, min(map(len, curves)) // 2, -1)]
+            shown = [" → ".join(f"{mean(map(value, points)):.2f}" for points in stages) for value in values.values()]
+            rows.append([task_label(task), label(method), *shown])
+        return reporting.table(["task", "method", *values], rows)
+
+    def told_costs(self) -> str:
+        """Format what NLAC gains over others on the told desk, and what it costs."""
+        told = TASKS[0]
+        least = mean(map(final_success, self.of(told, "nlac", "table"))) - 0.01
+        kept = {name: self.of(told, name, "savings") for name in SAVINGS}
+        kept = {name: cells for name, cells in kept.items() if cells and mean(map(final_success, cells)) >= least}
+        cheapest = min(kept, key=lambda name: mean_cost(kept[name], "generated_tokens"))
+        options = ", ".join(f"`{name}={value}`" for name, value in SAVINGS[cheapest].items())
+        words = {"nlac": "NLAC, every target and refined action written anew", cheapest: f"NLAC, with {options}"}
+        words |= {"hindsight": "Hindsight: NLAC that reads what followed in place of a learned critic", "grpo": "GRPO"}
+        words |= {"rft": "RFT (rejection fine-tuning)", SELF_DISTILLATION: "Self-distillation, without a critic"}
+        rows = []
+        for name, said in words.items():
+            cells = self.of(told, name, "table", "baselines", "savings")
+            tokens = round(mean_cost(cells, "generated_tokens"), -3)
+            costs = [mean_cost(cells, "environment_steps"), tokens, mean_cost(cells, "seconds")]
+            rows.append([said, f"{mean(map(final_success, cells)):.2f}", *map(number, costs), str(len(cells))])
+        names = ["method", "success", "environment steps", "generated tokens", "CPU seconds", "seeds"]
+        return reporting.table(names, rows)
+
+    def savings(self) -> str:
+        """Format what saves tokens, beside NLAC and the baselines."""
+        runs = {}
+        for task in TASKS[:3]:
+            for method in ("nlac", *SAVINGS, *RIVALS[:-1]):
+                kinds = ("savings",) if method in SAVINGS else ("table", "baselines")
+                runs |= {
+                    (k, task, method): self.runs[k, task, method] for k in kinds if (k, task, method) in self.runs
+                }
+        columns = ("task", "method", "seeds", "success", "generated", f"steps to {LEVEL}", "tokens to it", "seconds")
+        return self.methods(runs, columns)
+
+    def staleness(self) -> str:
+        """Format the effect of playing with older weights."""
+        tasks = dict.fromkeys(run[1] for run in self.runs if run[0] == "staleness")
+        runs = {}
+        for task in tasks:
+            found = {run[2]: run for run in self.runs if run[0] == "staleness" and run[1] == task}
+            plain = ("staleness" if FRUGAL in found else "savings", task, FRUGAL)
+            names = sorted(found.keys() - {FRUGAL}, key=lambda name: int(name.split("_")[-1]))
+            runs |= {run: self.runs[run] for run in [plain, *(found[name] for name in names)]}
+        return self.methods(runs, ("task", "method", "seeds", "success", "area, difference", f"steps to {LEVEL}"))
+
+    def handbook(self) -> str:
+        """Format the cells of the pretrained model, where held-out tasks are desks that were never seen."""
+        of_real = Tables([{**cell, "set": "table"} for cell in self.real])
+        return of_real.methods(of_real.runs)
+
+    def references(self) -> str:
+        """Format the success of players of the game that need no training."""
+        return reporting.table(["player", "success"], [[name, f"{of:.2f}"] for name, of in REFERENCES.items()])
+
+    def relay(self) -> str:
+        """Format the success of every method in the relay houses."""
+        arms: dict[tuple[str, str], list[dict]] = {}
+        for cell in self.relay_cells:
+            arms.setdefault((cell["set"], cell["method"]), []).append(cell)
+
+        def over(cells: list[dict], value: Callable[[dict], Any]) -> str:
+            return rate(of_cells(cells, value))
+
+        rows = []
+        for (phase, method), cells in arms.items():
+            plain = arms.get((phase, "forgetful" if method in WITHOUT_HISTORY else "explicit"), [])
+            floors = list(cells[0]["success"]["sampled"])
+            row = ["plays" if cells[0]["plays"] else "logs", SETTINGS_OF_RELAY[method], str(len(cells))]
+            row += [over(cells, lambda c, f=floor: c["success"]["sampled"][f]) for floor in floors]
+            row += [over(cells, lambda c, f=floor: c["success"]["greedy"][f]) for floor in floors[1:]]
+            for floor in floors[1:]:
+                both = [of_cells(of, lambda c, f=floor: c["success"]["sampled"][f]) for of in (cells, plain)]
+                row.append("–" if cells is plain else gap(difference(*both)))
+            yes = "–"
+            if "critic" in cells[0]:
+                said = [mean(c["critic"]["floor_2"][kind]["targets"] for c in cells) for kind in ("right", "wrong")]
+                yes = " / ".join(f"{share:.2f}" for share in said)
+            costs = [
+                mean(c["costs"][f"{kind}_tokens"] for c in cells) for kind in ("generated", "prefilled", "trained")
+            ]
+            rows.append([*row, yes, *map(number, costs)])
+        shown = [floor.replace("_", " ") for floor in floors]
+        names = ["from", "method", "houses", *shown]
+        names += [f"{floor}, {words}" for words in ("greedy", "minus NLAC") for floor in shown[1:]]
+        names.append("targets' Yes, right / wrong doors of floor 2")
+        return reporting.table([*names, "generated", "read", "trained"], rows)
+
+    def appendix(self) -> str:
+        """Format every set of cells."""
+        kinds = [kind for kind in SETS if any(run[0].split("/")[0] == kind for run in self.runs)]
+        return "\n\n".join(f"### {SETS[kind]}\n\nSet: {kind}\n\n{self.of_set(kind)}" for kind in kinds)
+
+
+def cached(cells: list[dict]) -> float:
+    """Return the mean number of prompt tokens that were read from a cache."""
+    return mean(sum(n for name, n in c.get("tokens", {}).items() if name.startswith("cached/")) for c in cells)
+
+
+def roles(cells: list[dict]) -> str:
+    """Format the shares of the roles in the generated tokens, largest first; those below 5 % are left out."""
+    total: dict[str, int] = {}
+    for cell in cells:
+        for name, tokens in cell.get("tokens", {}).items():
+            if name.startswith("generated/"):
+                total[name.split("/")[1]] = total.get(name.split("/")[1], 0) + tokens
+    shares = {role: tokens / sum(total.values()) for role, tokens in total.items()}
+    ordered = sorted(shares.items(), key=lambda item: -item[1])
+    return ", ".join(f"{role} {share:.0%}" for role, share in ordered if share >= 0.05) or "–"
