@@ -90,30 +90,15 @@ class TestNLACConfig:
         config.set_single_turn()
         assert (config.samples_per_iteration, config.episodes_per_iteration) == (48, 12)
 
-    @pytest.mark.parametrize(
-        ("options", "age"),
-        [
-            ({"target_update_rate": 0.01}, 200),
-            ({"target_update_rate": 0.01, "target_update_unit": "sample"}, 50),  # a step has four
-            ({"target_update_rate": 0.01, "target_update_unit": "sample", "target_sync_steps": 5}, 10),
-            ({"target_update_rate": 1.0, "target_sync_steps": 5}, 0),  # an update leaves nothing of the old weights
-        ],
-    )
-    def test_targets_are_kept_for_twice_the_time_constant(self, tmp_path, options, age):
-        assert make_config(tmp_path, **options).target_max_age == age
-
     def test_options_that_were_left_open_follow_those_that_change_later(self, tmp_path):
-        config = NLACConfig(str(tmp_path), use_cpu=True, bf16=False, target_update_rate=0.01)
-        config.target_update_rate, config.max_turns = 0.05, 3
+        config = NLACConfig(str(tmp_path), use_cpu=True, bf16=False)
+        config.max_turns = 3
         config.check()
-        assert (config.target_max_age, config.samples_per_iteration) == (40, 16)
-        config.target_update_rate, config.target_sync_steps = 1.0, 100
+        assert config.samples_per_iteration == 16
+        config = NLACConfig(str(tmp_path), use_cpu=True, bf16=False, samples_per_iteration=8)
+        config.max_turns = 3
         config.check()
-        assert config.target_max_age == 0
-        config = NLACConfig(str(tmp_path), use_cpu=True, bf16=False, target_max_age=7, samples_per_iteration=8)
-        config.target_update_rate, config.max_turns = 0.05, 3
-        config.check()
-        assert (config.target_max_age, config.samples_per_iteration) == (7, 8)
+        assert config.samples_per_iteration == 8
 
     @pytest.mark.parametrize("name", ["reduce_lr_on_plateau", "greedy"])
     def test_a_learning_rate_that_follows_success_falls_when_success_does(self, tmp_path, name):

@@ -58,18 +58,17 @@ class TestTraining:
         assert not set(expected) - set(log)
         assert trainer.num_environment_steps == len(trainer.replay) == 16  # 2 iterations, 4 episodes of 2 steps
 
-    @pytest.mark.parametrize(("unit", "sync_steps", "updates"), [("step", 1, 1), ("sample", 2, 16)])
-    def test_target_weights_follow_after_each_step(self, tmp_path, unit, sync_steps, updates):
+    def test_target_weights_follow_after_each_step(self, tmp_path):
         """Algorithm 1 updates them after each sample, of which a step has 8."""
         config = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2, "max_steps": 3}
-        config |= {"target_update_rate": 0.1, "target_update_unit": unit, "target_sync_steps": sync_steps}
+        config |= {"target_update_rate": 0.1}
         trainer = make_trainer(tmp_path, config)
         expected = weights(trainer.model)
 
         class Average(TrainerCallback):
             def on_step_end(self, args, state, control, model=None, **kwargs):
                 for name, parameter in model.named_parameters():
-                    for _ in range(0 if state.global_step % sync_steps else updates):
+                    for _ in range(8):
                         expected[name] = 0.1 * parameter.detach() + 0.9 * expected[name]
 
         trainer.add_callback(Average())
@@ -77,19 +76,22 @@ class TestTraining:
         torch.testing.assert_close(trainer.target_weights.state_dict(), expected)
 
     def test_with_a_rate_of_1_target_weights_are_copies(self, tmp_path):
-        config = {"target_update_rate": 1.0, "target_sync_steps": 2, "max_steps": 5}
-        trainer = make_trainer(tmp_path, {**config, "target_update_unit": "sample"})
-        copied = {}
-
-        class Copy(TrainerCallback):
-            def on_step_end(self, args, state, control, model=None, **kwargs):
-                if state.global_step == 4:
-                    copied.update(weights(model))
-
-        trainer.add_callback(Copy())
+        trainer = make_trainer(tmp_path, {"target_update_rate": 1.0, "max_steps": 5})
         trainer.train()
-        assert_same(trainer.target_weights.state_dict(), copied)
-        assert trainer.target_weights.num_updates == 2
+        assert_same(trainer.target_weights.state_dict(), weights(trainer.model))
+        assert trainer.target_weights.num_updates == 5
+
+    @pytest.mark.parametrize(("rate", "warns"), [(0.005, True), (0.2, False)])
+    def test_a_run_that_is_too_short_for_its_rate_says_so(self, tmp_path, caplog, rate, warns):
+        trainer = make_trainer(tmp_path, {"target_update_rate": rate, "max_steps": 3, "logging_steps": 1})
+        trainer.train()
+        assert ("is slow for a run of 24 samples: the initial weights still make up 89%" in caplog.text) == warns
+        logs = [log for log in trainer.state.log_history if "target/initial_share" in log]
+        assert [log["target/initial_share"] for log in logs] == pytest.approx(
+            [(1 - rate) ** (8 * i) for i in range(3)]
+        )
+        lags = [log["target/lag_iterations"] for log in logs]
+        assert lags[0] == 0 and lags == sorted(lags)
 
     def test_several_updates_on_one_generation(self, tmp_path):
         """The same examples again, with new priorities, and new samples of rehearsal."""

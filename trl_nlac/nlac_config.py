@@ -23,7 +23,7 @@ MAX_SAMPLES = 10**6  # of an iteration, and of its episodes
 # Options of refined actions that are sampled, with their defaults.
 OF_REFINED_ACTIONS = {"num_refinements": 1, "refine_best_actions": True, "mask_noncompliant_refinements": False}
 # Options of an iteration that follow from others where they are left open.
-_LEFT_OPEN = ("samples_per_iteration", "episodes_per_iteration", "target_max_age")
+_LEFT_OPEN = ("samples_per_iteration", "episodes_per_iteration")
 SAMPLES_PER_STEP = 4  # by default, transitions trained on for each environment step of the longest episodes
 
 
@@ -97,21 +97,14 @@ class NLACConfig(RoleOptions, GenerationOptions, EnvironmentOptions, RecordOptio
         > Parameters that control targets
 
         target_update_rate (`float`, *optional*, defaults to `0.005`):
-            Tau: weight of the trained weights in each update of the target weights. With `1` an update copies them.
-        target_update_unit (`str`, *optional*, defaults to `"step"`):
-            What `target_update_rate` counts for: `"step"` is an update of the target weights, `"sample"` a transition
-            trained on since the last one. In algorithm 1 of the paper line 10 stands inside the loop over samples, and
-            each is a gradient step; with batches of B it is either. `"sample"` updates with the rate
-            `1 - (1 - tau) ** B`.
-        target_sync_steps (`int`, *optional*, defaults to `1`):
-            Number of optimizer steps between two updates of the target weights.
-        target_max_age (`int`, *optional*):
-            A Bellman target stays with its transition, and is used again when the transition is drawn again, until it
-            is older than this number of updates of the target weights. With `0` every target is written anew (the
-            paper), unless the same weights would write the same one again: those that made it have not been updated
-            since, and every role that took part is greedy. If `None`, twice the time constant of the target weights,
-            `2 / target_update_rate` updates (with `target_update_unit="sample"` divided by the samples of an update),
-            and `0` with `target_update_rate=1`.
+            Tau: weight of the trained weights in the target weights after each sample that they were trained on. Line
+            10 of algorithm 1 stands inside the loop over samples; after a gradient step on B of them the rate is
+            `1 - (1 - tau) ** B`. With `1` the target weights are a copy.
+        target_max_age (`int`, *optional*, defaults to `1`):
+            Number of iterations for which a Bellman target is used: each time that its transition is drawn in the
+            iteration that wrote it, and in the next ones if it is more than 1. With `0` every draw gets a target of
+            its own (the paper), unless the same weights would write the same one again, because every role that took
+            part is greedy.
         bootstrap (`str`, *optional*, defaults to `"explicit"`):
             Source of the bootstrapped future of a Bellman target. `"explicit"` samples the next action from the policy
             and its future from the critic, which are both trained (the paper's equation 1), `"implicit"` asks the
@@ -205,9 +198,7 @@ class NLACConfig(RoleOptions, GenerationOptions, EnvironmentOptions, RecordOptio
 
     # Parameters that control targets
     target_update_rate: float = 0.005
-    target_update_unit: str = field(default="step", metadata={"choices": ["step", "sample"]})
-    target_sync_steps: int = 1
-    target_max_age: int | None = None
+    target_max_age: int = 1
     bootstrap: str = field(default="explicit", metadata={"choices": ["implicit", "explicit", "monte_carlo"]})
 
     # Parameters that control the losses
@@ -270,7 +261,6 @@ class NLACConfig(RoleOptions, GenerationOptions, EnvironmentOptions, RecordOptio
             self,
             "bootstrap",
             "policy_loss_type",
-            "target_update_unit",
             "rehearsal_source",
         )
         check_at_least(
@@ -279,7 +269,6 @@ class NLACConfig(RoleOptions, GenerationOptions, EnvironmentOptions, RecordOptio
             "per_device_train_batch_size",
             "gradient_accumulation_steps",
             "replay_buffer_size",
-            "target_sync_steps",
             "max_tokens_per_batch",
         )
         check_at_least(
@@ -374,10 +363,6 @@ class NLACConfig(RoleOptions, GenerationOptions, EnvironmentOptions, RecordOptio
         left = [name for name in _LEFT_OPEN if vars(self)[name] is None]
         self._size_iterations()
         self._check_async_rollouts()
-        if self.target_max_age is None:
-            samples = self.target_sync_steps * self.global_batch_size if self.target_update_unit == "sample" else 1
-            twice_time_constant = min(2 / self.target_update_rate / samples, 1e9)
-            self.target_max_age = 0 if self.target_update_rate == 1 else round(twice_time_constant)
         self._filled = {name: vars(self)[name] for name in left}
 
     def _check_async_rollouts(self) -> None:
@@ -453,6 +438,11 @@ class NLACConfig(RoleOptions, GenerationOptions, EnvironmentOptions, RecordOptio
     def global_batch_size(self) -> int:
         """Number of transitions of an optimizer step, over all processes."""
         return self.per_device_train_batch_size * self.gradient_accumulation_steps * self.world_size
+
+    @property
+    def draws_per_iteration(self) -> int:
+        """Number of samples that an iteration trains on, over all processes, each time counted."""
+        return self.samples_per_iteration * self.num_updates_per_generation
 
     @property
     def updates_per_iteration(self) -> int:

@@ -77,7 +77,7 @@ SETTINGS = dict(
     max_prompt_length=448,  # of the 512 tokens that the model can read, 64 are for the answer
     max_completion_length=64,
     role_sampling={"successor": {"temperature": 0.5}, "backup": {"temperature": 0.0}},
-    target_update_rate=0.05,
+    target_update_rate=0.0016,
 )
 DESK_SETTINGS = dict(
     max_steps=200,

@@ -26,7 +26,6 @@ class TestChecks:
             ("policy_loss_type", "mse"),
             ("bootstrap", "none"),
             ("turn_limit", "fail"),
-            ("target_update_unit", "token"),
             ("target_max_age", -1),
             ("num_futures", 0),
             ("max_prompt_length", -1),

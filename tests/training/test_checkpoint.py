@@ -39,7 +39,7 @@ class TestCheckpoint:
             pytest.param(4, {}, marks=pytest.mark.slow),
             (3, {}),
             (3, {"target_max_age": 4}),
-            (4, {"target_update_rate": 1.0, "target_sync_steps": 3, "target_max_age": 1}),
+            (4, {"target_update_rate": 1.0, "target_max_age": 0}),
         ],
     )
     def test_resumed_run_is_the_same_run(self, tmp_path, save_steps, options):

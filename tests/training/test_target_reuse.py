@@ -1,13 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 
 import json
+from functools import partial
 
 import pytest
 from helpers.method_utils import CRITIQUE, asked, make_transitions
-from helpers.testing_utils import make_roles, make_trainer, noted_metrics, targets_of
+from helpers.testing_utils import make_roles, make_trainer, targets_of
+from torch import nn
 
-from trl_nlac import PrioritizedReplay
-from trl_nlac.training.target_reuse import current_targets
+from trl_nlac import PrioritizedReplay, TargetWeights
+from trl_nlac.method.backup import is_repeatable
+from trl_nlac.method.iteration import write_targets
+from trl_nlac.training.target_reuse import current_targets, target_lags
 from trl_nlac.types import Sample
 
 
@@ -25,10 +29,12 @@ class Backups:
         self.samples = make_samples(self.roles)
         self.kept = PrioritizedReplay(2).targets
 
-    def ask(self, version: int, max_age: int = 0, bootstrap: str = "implicit") -> list[int]:
+    def ask(self, version: int, lifetime: int = 0, bootstrap: str = "implicit") -> list[int]:
         """Return the number of questions to the successor and to the backup."""
         before = len(asked(self.roles))
-        self.targets = current_targets(self.roles, self.samples, self.kept, version, max_age, bootstrap)
+        write = partial(write_targets, self.roles, bootstrap=bootstrap)
+        same = partial(is_repeatable, self.roles, bootstrap=bootstrap)
+        self.targets, self.versions = current_targets(self.samples, self.kept, version, lifetime, write, same)
         questions = asked(self.roles)[before:]
         return [
             sum("Scenario?" in q and "Summary?" not in q for q in questions),
@@ -58,37 +64,50 @@ class TestCurrentTargets:
         observed.ask(version=3, bootstrap="monte_carlo")
         assert observed.ask(version=3, bootstrap="monte_carlo") == [0, 0]
 
-    def test_targets_are_used_again_up_to_an_age(self):
+    def test_targets_are_used_again_while_they_live(self):
         backups = Backups(role_sampling={"backup": {"temperature": 1.0}})
-        assert backups.ask(version=10, max_age=2) == [1, 2]  # one target for both draws
-        assert backups.targets[0] is backups.targets[1]
-        assert backups.ask(version=12, max_age=2) == [0, 0]
-        metrics = backups.roles.take_metrics()
-        assert metrics["target/reused_rate"] == pytest.approx((1 / 3 + 1) / 2) and metrics["target/age"] == 1
-        assert backups.ask(version=13, max_age=2) == [1, 2]
+        assert backups.ask(version=10, lifetime=3) == [1, 2]  # one target for both draws
+        assert backups.targets[0] is backups.targets[1] and backups.versions == [10] * 3
+        assert backups.ask(version=12, lifetime=3) == [0, 0] and backups.versions == [10] * 3
+        assert backups.ask(version=13, lifetime=3) == [1, 2] and backups.versions == [13] * 3
 
-    def test_what_is_noted_can_be_so_beside_other_threads(self, monkeypatch):
-        noted = noted_metrics(monkeypatch)
-        Backups().ask(version=3)
-        assert noted == {"target/reused_rate": [0.0], "target/age": [0.0] * 3}
+    def test_a_lifetime_of_one_update_is_that_of_the_version(self):
+        backups = Backups(role_sampling={"backup": {"temperature": 1.0}})
+        assert [backups.ask(version=10, lifetime=1), backups.ask(version=11, lifetime=1)] == [[1, 2]] * 2
 
     def test_unreadable_targets_are_not_kept(self):
         backups = Backups("mumble", max_format_retries=0)
-        assert backups.ask(version=0, max_age=5) == [1, 2] == backups.ask(version=0, max_age=5)
+        assert backups.ask(version=0, lifetime=5) == [1, 2] == backups.ask(version=0, lifetime=5)
         assert all(target.parsed is None for target in backups.targets)
+
+
+def test_how_old_the_weights_are_that_wrote_targets():
+    """Against the average itself: a list of the weights in it, by how many samples ago they were the trained ones."""
+    target_weights, batch, rate = TargetWeights(nn.Linear(1, 1), 0.1), 4, 0.1
+    ages = {0: [(1.0, 0)]}  # after so many updates: (weight, sample at which it was the trained one)
+    for update in range(1, 4):
+        target_weights.update(nn.Linear(1, 1), batch)
+        now = batch * update
+        old, new = (1 - rate) ** batch, [(rate * (1 - rate) ** i, now - i) for i in range(batch)]
+        ages[update] = [(old * weight, sample) for weight, sample in ages[update - 1]] + new
+    lags = target_lags(target_weights, [3, 1, 0], batch, per_iteration=2 * batch)
+    expected = [sum(weight * (12 - sample) for weight, sample in ages[version]) / 8 for version in (3, 1, 0)]
+    assert lags["target/lag_iterations"] == pytest.approx(expected)
+    assert lags["target/initial_share"] == pytest.approx([0.9**12, 0.9**4, 1.0])
+    assert lags["target/reused_rate"] == [0, 1, 1]
 
 
 class TestTrainer:
     def test_targets_stay_until_they_are_too_old(self, tmp_path):
         """No target in use is older than the option says, and few are written."""
-        config = {"target_max_age": 3, "max_steps": 8, "logging_steps": 1, "replay_buffer_size": 16}
+        config = {"target_max_age": 4, "max_steps": 8, "logging_steps": 1, "replay_buffer_size": 16}
         trainer = make_trainer(tmp_path, config)
         trainer.train()
-        logs = [log for log in trainer.state.log_history if "target/age" in log]
-        assert max(log["target/age"] for log in logs) > 0
+        logs = [log for log in trainer.state.log_history if "target/reused_rate" in log]
         assert any(log["target/reused_rate"] > 0.2 for log in logs)
         kept = [json.loads(target)["version"] for target in targets_of(trainer.replay) if target is not None]
-        assert kept and min(kept) >= 7 - 3  # since the last iteration
+        updates = trainer.args.updates_per_iteration
+        assert kept and min(kept) > trainer.target_weights.num_updates - updates - 4 * updates
 
     def test_a_new_run_writes_its_own_for_the_buffer_of_another(self, tmp_path):
         """Versions of another run's target weights say nothing here, and its options left transitions out."""

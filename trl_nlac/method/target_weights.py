@@ -88,7 +88,7 @@ class TargetWeights:
         return (1 - self.update_rate) ** num_samples
 
     def lag(self, num_samples: int) -> float:
-        """Return how many samples before, in the mean, the weights in theta_bar after so many were the trained ones."""
+        """Return how many samples before, in the mean, the weights in theta_bar were the trained ones."""
         return (1 - self.initial_share(num_samples)) * (1 / self.update_rate - 1)
 
     @contextmanager

@@ -80,21 +80,19 @@ def trunk_share(turns: float) -> float:
 
 def written_share(args: NLACConfig, processes: int, turns: float) -> float:
     """
-    Share of the Bellman targets that are written anew (`target_max_age`). A target is used again in the next W
-    iterations, in which the target weights are updated `target_max_age` times at most. A process draws S of N
-    transitions in each iteration, so that a target serves 1 + W S / N draws on average, but no more than there are for
-    each new transition, which needs its first one. N is what the buffer holds halfway through `max_steps`, or all that
-    fits.
+    Share of the Bellman targets that are written anew. A target is used for `target_max_age` iterations, in each of
+    which a process draws S of N transitions, so that it serves about 1 + (`target_max_age` - 1) S / N draws, but no
+    more than there are for each new transition, which needs its first one. N is what the buffer holds halfway through
+    `max_steps`, or all that fits.
     """
     if not args.target_max_age:
         return 1.0
     steps = args.samples_per_iteration * args.num_updates_per_generation // args.global_batch_size
-    iterations = int(args.target_max_age * args.target_sync_steps / steps)
     stored, new = args.replay_buffer_size, args.episodes_per_iteration * turns / processes
     if args.max_steps > 0:
         stored = min(stored, max(args.max_steps / steps / 2 * new, 1))
     drawn = args.samples_per_iteration / processes
-    return max(1 / (1 + iterations * drawn / stored), min(1.0, new / drawn))
+    return max(1 / (1 + (args.target_max_age - 1) * drawn / stored), min(1.0, new / drawn))
 
 
 def training_flops(

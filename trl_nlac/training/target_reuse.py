@@ -37,8 +37,8 @@ def current_targets(
             Whether the same weights would write the same target again. By default they never would.
 
     Returns:
-        `tuple[list[Answer], list[int]]`: the targets, as from [`~method.backup.bellman_targets`], and the versions that
-        wrote them.
+        `tuple[list[Answer], list[int]]`: the targets, as from [`~method.backup.bellman_targets`], and the version that
+        wrote each.
     """
     kept.drop_before(version + 1 - max(lifetime, 1))
     versions = [kept.version(sample) for sample in samples]

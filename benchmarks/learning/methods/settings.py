@@ -54,13 +54,13 @@ NLAC = dict(
     samples_per_iteration=128,
     episodes_per_iteration=4,
     role_sampling={"successor": {"temperature": 0.5}, "backup": {"temperature": 0.0}},
-    target_update_rate=0.05,
+    target_update_rate=0.0016,  # 0.05 for a gradient step
     rehearsal_ratio=0.5,
 )
 # Where evidence is weak or outcomes are partly luck, the critic must change slowly enough to see many episodes.
 SLOW_CRITIC = dict(
     learning_rate=5e-4,
-    target_update_rate=0.02,
+    target_update_rate=0.00063,
     role_sampling={"critique": {"temperature": 0.5}},
     rehearsal_ratio=1.0,
 )
@@ -112,7 +112,7 @@ ABLATIONS = {
     "nlac_blind": {"trainer": "blind"},
     "nlac_monte_carlo": {"bootstrap": "monte_carlo"},
     "nlac_no_target": {"target_update_rate": 1.0},
-    "nlac_slow_target": {"target_update_rate": 0.005},
+    "nlac_slow_target": {"target_update_rate": 0.00016},
     "nlac_replay": {"trainer": "stored_actions"},
     "nlac_uniform": {"priority_exponent": 0.0},
     "nlac_greedy_priority": {"priority_exponent": 0.6},
@@ -128,10 +128,8 @@ ABLATIONS_BY_TASK = {
     "service_desk_noisy": (PLAIN, "nlac_futures_4"),
     "service_desk_delayed": ("nlac_blind", "nlac_monte_carlo", "nlac_no_target"),
 }
-# How long a target is kept: two time constants of the average that wrote it, the inverse of its update rate.
-MAX_AGE = 2
 # What generates fewer tokens, one by one and together, with NLAC's budget.
-KEEPS_TARGETS = {"target_max_age": None}  # MAX_AGE, in updates
+KEEPS_TARGETS = {"target_max_age": 10}
 KEEPS_BEST = {"refine_best_actions": False}
 STORED_ACTIONS = {"trainer": "stored_actions"}
 TWO_UPDATES = {"num_updates_per_generation": 2, "episodes_per_iteration": 8}  # as many steps, on half the transitions
@@ -235,8 +233,6 @@ def default_settings(task: LearningTask, method: str) -> dict:
     elif method in ("hindsight", SHARPENED_HINDSIGHT):
         changes = merge_settings(HINDSIGHT, HINDSIGHT_BY_TASK.get(task.name, {}), changes)
     defaults = merge_settings(NLAC, NLAC_BY_TASK[task.name])
-    if "target_max_age" in changes:
-        changes = {**changes, "target_max_age": round(MAX_AGE / defaults["target_update_rate"])}
     return merge_settings(defaults, changes)
 
 
