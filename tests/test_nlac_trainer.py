@@ -412,7 +412,7 @@ class TestTraining:
         config = {"max_steps": 1, "episodes_per_iteration": 1, "shuffle_dataset": False}
         trainer = make_trainer(tmp_path, config, train_dataset=tasks, environment_factory=Countdown)
         trainer.train()
-        assert list(trainer.failures.failed) == [True, False]
+        assert list(trainer.player.failures.failed) == [True, False]
         assert len(trainer.replay) == 2
 
     def test_environments_by_name(self, tmp_path):

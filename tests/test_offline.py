@@ -37,7 +37,7 @@ class TestOfflineTraining:
         assert not (tmp_path / "completions").exists() and (tmp_path / "_audit").exists()
         trainer.create_model_card()
         assert "| environment | none |" in (tmp_path / "README.md").read_text()
-        with pytest.raises(ValueError, match="Evaluation plays, and there is no `environment_factory`"):
+        with pytest.raises(ValueError, match="`evaluate\\(\\)` requires an `environment_factory`"):
             trainer.evaluate(TASKS)
         AutoModelForCausalLM.from_pretrained(tmp_path)
 

@@ -147,7 +147,7 @@ class TestNumbers:
         for replay in (small, huge):
             replay.add([make_episode(num_turns=3) for _ in range(20)])
             replay.update_priorities(range(60), np.linspace(0.1, 6, 60))
-        drawn = [[(sample.transition_id, sample.weight) for sample in r.sample(200)] for r in (small, huge)]
+        drawn = [[(sample.transition_id, sample.priority) for sample in r.sample(200)] for r in (small, huge)]
         assert drawn[0] == drawn[1]
         assert small.priority_mean == huge.priority_mean
 
@@ -201,5 +201,5 @@ class TestTasks:
         config = {"log_completions": True, "num_completions_to_print": 0, "logging_steps": 1, "max_steps": 1}
         trainer = make_trainer(tmp_path, config, reward_funcs=judge)
         trainer.train()
-        assert trainer.state.log_history[0]["score"] == 2 and not trainer.failures.rate
+        assert trainer.state.log_history[0]["score"] == 2 and not trainer.player.failures.rate
         assert list(tmp_path.glob("completions/*.parquet"))

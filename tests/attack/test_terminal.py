@@ -16,10 +16,10 @@ from trl_nlac.cli import main
 from trl_nlac.cli.play import Show
 from trl_nlac.environments import StepResult, TextEnvironment
 from trl_nlac.environments.embedded import TINY_MODEL
+from trl_nlac.episodes.failures import FailureMonitor, nothing_played
 from trl_nlac.records.episode_tables import EpisodeTables
 from trl_nlac.report import write_report
 from trl_nlac.terminal import MAX_TRACEBACK, printable, printable_traceback
-from trl_nlac.training.guards import FailureMonitor, nothing_played
 
 
 ATTACK = "\x1b]52;c;aGk=\x07\x1b[2J\x9b2J\x08\x08\rhidden\x00"
@@ -94,10 +94,10 @@ def test_failures_of_environments(caplog):
     assert SHOWN in nothing_played([failed])
 
 
-def test_the_error_that_ends_training(tmp_path):
+def test_the_error_that_ends_training():
     monitor = FailureMonitor(0.1)
     monitor.update([True] * 100)
-    assert SHOWN in monitor.report(tmp_path, f"Traceback\nConnectionError: {ATTACK}")
+    assert SHOWN in monitor.report(f"Traceback\nConnectionError: {ATTACK}")
 
 
 @pytest.mark.parametrize("note", [ATTACK, 3])

@@ -150,7 +150,7 @@ tasks = Dataset.from_dict({"start": [2] * 8, "fails_at": [None, "reset"] + [None
 config = {"max_steps": 1, "episodes_per_iteration": 2, "shuffle_dataset": False}
 trainer = make_trainer(Path(sys.argv[1]), config, train_dataset=tasks, environment_factory=Countdown)
 trainer.train()
-print(f"{list(trainer.failures.failed)[:2]} {len(trainer.replay) > 0}\\n", end="", flush=True)
+print(f"{list(trainer.player.failures.failed)[:2]} {len(trainer.replay) > 0}\\n", end="", flush=True)
 """
 
 

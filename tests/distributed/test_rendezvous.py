@@ -110,7 +110,7 @@ import threading
 
 from helpers.engine_utils import BESIDE, load_tiny_engine
 from helpers.testing_utils import RecordingTrainer, make_trainer
-from trl_nlac import nlac_trainer
+from trl_nlac.training import build
 from trl_nlac.environments import StepResult, TextEnvironment
 
 faulthandler.dump_traceback_later(60, exit=True)
@@ -138,7 +138,7 @@ class Training(RecordingTrainer):
         return super().compute_loss(*args, **kwargs)
 
 
-nlac_trainer.load_generator = load_tiny_engine
+build.load_generator = load_tiny_engine
 config = dict(BESIDE, max_steps=6, max_turns=1, per_device_train_batch_size=1, save_strategy="steps", save_steps=3)
 trainer = make_trainer(sys.argv[1], config, Training, environment_factory=Talks, train_dataset=None)
 try:

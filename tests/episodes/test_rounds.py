@@ -391,5 +391,5 @@ def test_what_cannot_work_is_refused(monkeypatch, tmp_path):
             make_config(tmp_path, **options)
     logs = make_logs(tmp_path / "logs")
     offline = {"train_dataset": None, "environment_factory": None, "replay_dataset": logs}
-    with pytest.raises(ValueError, match="`async_rollouts=True` plays, and there is no `environment_factory`"):
+    with pytest.raises(ValueError, match="`async_rollouts=True` requires an `environment_factory`"):
         make_async_trainer(monkeypatch, tmp_path, **offline)

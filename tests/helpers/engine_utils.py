@@ -13,10 +13,11 @@ from torch import nn
 from transformers import PreTrainedTokenizerBase
 
 from benchmarks.kills import train
-from trl_nlac import NLACTrainer, nlac_trainer
+from trl_nlac import NLACTrainer
 from trl_nlac.generation.engine import SyncedGenerator
 from trl_nlac.generation.generator import Completion, Sampling
 from trl_nlac.generation.transformers import TransformersGenerator
+from trl_nlac.training import build
 
 
 class TinyEngine:
@@ -81,7 +82,7 @@ def make_async_trainer(
     Make a trainer that plays beside training, with an engine in place of a vLLM server, and with episodes that are at
     most `max_staleness` optimizer steps old.
     """
-    monkeypatch.setattr(nlac_trainer, "load_generator", load_tiny_engine)
+    monkeypatch.setattr(build, "load_generator", load_tiny_engine)
     trainer = make_trainer(output_dir, {**BESIDE, "logging_steps": 1, **(config or {})}, **kwargs)
     if max_staleness is not None:
         trainer.rollouts.max_staleness = max_staleness
@@ -90,5 +91,5 @@ def make_async_trainer(
 
 def train_beside(output_dir: Path, kill: tuple[str, float] | None = None, **changes) -> None:
     """Train as `benchmarks.kills` does, in a process of its own, and play beside training."""
-    nlac_trainer.load_generator = load_tiny_engine
+    build.load_generator = load_tiny_engine
     train(output_dir, kill, **BESIDE, **changes)

@@ -92,13 +92,6 @@ class TestPush:
         rows = [line for line in card.text.splitlines() if line.startswith(("| first |", "| last |"))]
         assert len(rows) == 2 and " to " in rows[1] and "hf_of_nobody" not in card.text and "None" not in card.text
 
-    def test_episodes(self, hub):
-        files = hub.files["datasets/me/episodes"]
-        assert {"completions_00001.parquet", "completions_00002.parquet", "eval_completions_00002.parquet"} <= set(
-            files
-        )
-        assert pq.read_table(io.BytesIO(files["completions_00002.parquet"])).num_rows == 4
-
     def test_replay(self, hub):
         files = hub.files["datasets/me/replay"]
         (name,) = (name for name in files if name.endswith(".parquet"))

@@ -51,7 +51,7 @@ def test_losses_of_examples_without_weight_are_left_out(tmp_path):
     records = make_trainer(tmp_path, CONFIG).records
     weights = [("critic", 1.0), ("critic", 0.0), ("policy", 0.5)]
     examples = [TrainingExample(name, Prompt.of([1]), (2,), weight, 0) for name, weight in weights]
-    records.add_losses(examples, torch.tensor([2.0, 90.0, 4.0]), torch.zeros(3), 12, lambda sums: sums)
+    records.add_losses(examples, torch.tensor([2.0, 90.0, 4.0]), 12, lambda sums: sums)
     log = records.take(0)
     assert (log["critic/loss"], log["policy/loss"], log["tokens/trained"]) == (2.0, 4.0, 12)
 

@@ -138,7 +138,7 @@ def test_a_stop_within_a_step_takes_the_whole_step_again(tmp_path):
 def test_corrupted_weights_are_not_saved(tmp_path):
     trainer = make_trainer(tmp_path, {**CONFIG, "max_steps": 9})
     Poison(trainer, lambda ids: True)
-    with pytest.raises(RuntimeError, match="not finite: its weights are corrupted"):
+    with pytest.raises(RuntimeError, match="the weights are probably corrupted"):
         trainer.train()
     assert not list(tmp_path.glob("checkpoint-*"))
 
@@ -237,7 +237,7 @@ class TestFailureRate:
             )
 
         trainer = make(tmp_path)
-        with pytest.raises(RuntimeError, match=r"failed in 60% of the last 100 episodes.*is 0.5") as caught:
+        with pytest.raises(RuntimeError, match=r"is saved\. The environment failed in 60% of the last 100") as caught:
             trainer.train()
         step = trainer.state.global_step
         assert 'raise ConnectionError("the server is gone")' in str(caught.value)
@@ -259,7 +259,7 @@ class TestFailureRate:
         trainer.train()
         trainer.args.max_steps = 2
         trainer.train(resume_from_checkpoint=True)
-        assert len(trainer.failures.failed) == 24
+        assert len(trainer.player.failures.failed) == 24
 
     def test_few_failures_do_not(self, tmp_path):
         tasks = Dataset.from_dict({"start": [4] * 28, "fails_at": [None, None, None, 3] * 7})

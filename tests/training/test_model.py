@@ -32,11 +32,12 @@ from transformers import (
 )
 from trl import ModelConfig
 
-from trl_nlac import NLACAgent, nlac_trainer
+from trl_nlac import NLACAgent
 from trl_nlac.environments import StepResult, TextEnvironment
 from trl_nlac.environments.embedded import TINY_MODEL
 from trl_nlac.episodes.rollout import play_episodes
 from trl_nlac.generation.joint import TensorParallelGenerator
+from trl_nlac.training import build
 from trl_nlac.training.model import base_revision, load_by_name, warn_of_replaced_optimizer
 from trl_nlac.types import Prompt, TrainingExample
 
@@ -93,13 +94,13 @@ def test_an_optimizer_that_offloading_replaces_is_reported(optim, device, other,
 @pytest.mark.parametrize("is_instance", [False, True])
 def test_the_revision_is_that_of_a_model_loaded_by_name(tmp_path, monkeypatch, caplog, is_instance):
     """For an instance `model_init_kwargs` are ignored, as the warning says."""
-    load, revisions = nlac_trainer.load_generator, []
+    load, revisions = build.load_generator, []
 
     def note(*args, revision, **kwargs):
         revisions.append(revision)
         return load(*args, revision=revision, **kwargs)
 
-    monkeypatch.setattr(nlac_trainer, "load_generator", note)
+    monkeypatch.setattr(build, "load_generator", note)
     model = AutoModelForCausalLM.from_pretrained(TINY_MODEL) if is_instance else TINY_MODEL
     make_trainer(tmp_path, {"model_init_kwargs": {"revision": "v2"}}, model=model)
     assert revisions == [None if is_instance else "v2"]
@@ -136,7 +137,7 @@ def test_prompts_fit_into_the_context_of_an_engine(tmp_path, monkeypatch, caplog
         generator.engine.max_model_length = 96
         return TensorParallelGenerator(generator) if is_shared else generator
 
-    monkeypatch.setattr(nlac_trainer, "load_generator", load)
+    monkeypatch.setattr(build, "load_generator", load)
     config = {"use_vllm": True, "max_prompt_length": None, "max_completion_length": 16, "max_turns": 8}
     trainer = make_trainer(tmp_path, config, environment_factory=Talks, train_dataset=None)
     assert trainer.roles.options.max_prompt_length == 80 and "`--max-model-len`" in caplog.text

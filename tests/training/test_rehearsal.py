@@ -6,10 +6,10 @@ import torch
 from datasets import Dataset
 from helpers.testing_utils import assert_same, make_roles, make_trainer, weights
 
-from trl_nlac import nlac_trainer
 from trl_nlac.chat.encoder import ChatEncoder
 from trl_nlac.environments.embedded import make_rehearsal_dataset
 from trl_nlac.method.sound_answers import ASKED_ROLES
+from trl_nlac.training import rehearsal
 from trl_nlac.training.rehearsal import Rehearsal
 from trl_nlac.types import Prompt, RunRefused
 
@@ -57,7 +57,7 @@ class TestOwnAnswers:
             asked.append(options)
             return {}
 
-        monkeypatch.setattr(nlac_trainer, "sound_answers", note)
+        monkeypatch.setattr(rehearsal, "sound_answers", note)
         config = {**OWN, "bootstrap": "monte_carlo", "num_refinements": 2, "max_steps": 1, "max_turns": 2}
         make_trainer(tmp_path, config).train()
         assert asked == [("monte_carlo", 2)]

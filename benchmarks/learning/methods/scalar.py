@@ -103,15 +103,15 @@ class ScalarActorCriticTrainer(NLACTrainer):
             args=args,
             **task.trainer_arguments,
         )
-        self.player = Player.of_trainer(task, self)
+        self.acting_player = Player.of_trainer(task, self)
         self.num_candidates = num_candidates
         self.entropy_temperature = entropy_temperature
         self._collate = NLACCollator(self.roles.chat.tokenizer.pad_token_id, device=args.device)
 
     def _iteration(self, tasks):
         if self.environments:
-            self.replay.add(self.player.play(tasks))
-        self.records.num_environment_steps = self.player.num_environment_steps
+            self.replay.add(self.acting_player.play(tasks))
+        self.records.num_environment_steps = self.acting_player.num_environment_steps
         samples = self.replay.sample(self.args.samples_per_iteration)
         with self._generating():
             policy_examples = self._policy_examples(samples)
@@ -272,4 +272,4 @@ def train(
         rehearsal_ratio=rehearsal_ratio,
     )
     trainer = ScalarActorCriticTrainer(task, args, num_candidates, entropy_temperature, initial_value)
-    return train_until_spent(trainer, trainer.player, budget, interval)
+    return train_until_spent(trainer, trainer.acting_player, budget, interval)
