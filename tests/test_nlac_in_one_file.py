@@ -34,7 +34,6 @@ from trl_nlac.method.batches import NLACCollator
 from trl_nlac.method.losses import batch_losses
 from trl_nlac.method.refinement import policy_examples, refine_actions
 from trl_nlac.method.roles import Roles
-from trl_nlac.method.target_weights import rate_of_samples
 from trl_nlac.options.role_options import ROLES, RoleOptions
 from trl_nlac.types import Episode, Sample, Transition
 
@@ -195,8 +194,8 @@ class TestAgainstThePackage:
         """After updates they are equal bit for bit, and write the same targets."""
         model, roles = make_model(), make_roles()
         policy, stored = make_language_model(model), [to_file(t) for t in transitions]
-        target, tau = copy.deepcopy(policy), rate_of_samples(0.05, 4)
-        weights = TargetWeights(model, tau)
+        target, tau = copy.deepcopy(policy), 1 - (1 - 0.05) ** 4
+        weights = TargetWeights(model, 0.05)
         before = one_file.bellman_targets(target, stored)
         optimizer = torch.optim.AdamW(policy.model.parameters(), 1e-3)
         for _ in range(3):
@@ -205,7 +204,7 @@ class TestAgainstThePackage:
             optimizer.zero_grad()
             one_file.update_target(target, policy, tau)
             model.load_state_dict(policy.model.state_dict())
-            weights.update(model)
+            weights.update(model, num_samples=4)
         for name, average in weights.state_dict().items():
             assert torch.equal(average, target.model.get_parameter(name)), name
         with weights.swapped_into(model), roles.generator.session(model):

@@ -94,7 +94,9 @@ def save_state(
         for example in batch
     ]
     pq.write_table(pa.Table.from_pylist(rows, schema=_EXAMPLE), folder / "batches.parquet")
-    (folder / "state.json").write_text(json.dumps({**state, "target_updates": target_weights.num_updates}))
+    (folder / "state.json").write_text(
+        json.dumps({**state, "target_updates": [target_weights.num_updates, target_weights.num_samples]})
+    )
     _save_target_weights(directory, rank, target_weights, writes_whole)
 
 
@@ -132,7 +134,7 @@ def load_state(
         state = _state(folder if rank < saved_world_size else first)
         for part in state["parts"].values() if rank >= saved_world_size else []:
             part.pop("rng", None)
-    target_weights.num_updates = state["target_updates"]
+    target_weights.num_updates, target_weights.num_samples = state["target_updates"]
     return batches, state
 
 
