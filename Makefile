@@ -96,10 +96,8 @@ endif
 
 bench-vllm: $(VLLM_VENV)/.vllm
 	mkdir -p benchmarks/results
-	$(VLLM_VENV)/bin/python -m benchmarks.systems.generation --json benchmarks/results/generation.json \
-		--page docs/source/vllm_integration.md
-	$(VLLM_VENV)/bin/python -m benchmarks.systems.async_rollouts --json benchmarks/results/async_rollouts.json \
-		--page docs/source/vllm_integration.md
+	$(VLLM_VENV)/bin/python -m benchmarks.systems.generation --json benchmarks/results/generation.json
+	$(VLLM_VENV)/bin/python -m benchmarks.systems.async_rollouts --json benchmarks/results/async_rollouts.json
 
 docs: $(VENV)/.docs
 	$(BIN)/python -m sphinx -b html -c docs docs/source build/docs

@@ -53,7 +53,7 @@ class RFTTrainer(NLACTrainer):
 
     def _iteration(self, tasks: list[dict[str, Any]]) -> list[list[TrainingExample]]:
         with self._generating():
-            self._store(self._play(tasks))
+            self.player.play(tasks, self.state.global_step, has_data=len(self.replay) > 0, is_last=False)
         samples = self.replay.sample(self.args.samples_per_iteration // self.args.world_size)
         examples = [self._example(sample) for sample in samples]
         self.replay.leave_out([e.transition_id for e in examples if not e.weight])  # taken in by a resumed run

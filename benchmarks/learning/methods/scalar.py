@@ -136,7 +136,7 @@ class ScalarActorCriticTrainer(NLACTrainer):
         targets = dict(zip(acted, values, strict=True))
         examples: list[list[TrainingExample]] = [[] for _ in samples]
         for i, sample in enumerate(samples):
-            t, rest = sample.transition, (sample.weight, sample.transition_id)
+            t, rest = sample.transition, (1.0, sample.transition_id)
             if t.terminated or i in targets:
                 target = t.episode.score if t.terminated else targets[i]
                 examples[i].append(ValueExample("critic", t.state, t.action_ids, *rest, target=target))
@@ -158,7 +158,7 @@ class ScalarActorCriticTrainer(NLACTrainer):
             logits = torch.tensor(list(islice(values, len(actions)))) / self.entropy_temperature
             weights: dict[tuple[int, ...], float] = defaultdict(float)
             for (_, token_ids), weight in zip(actions, logits.softmax(0).tolist(), strict=True):
-                weights[token_ids] += weight * sample.weight
+                weights[token_ids] += weight
             prompt, number = self.roles.builder.opened(state), sample.transition_id
             examples.append([TrainingExample("policy", prompt, ids, w, number) for ids, w in weights.items()])
         return examples
