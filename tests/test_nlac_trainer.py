@@ -81,15 +81,15 @@ class TestTraining:
         assert_same(trainer.target_weights.state_dict(), weights(trainer.model))
         assert trainer.target_weights.num_updates == 5
 
-    @pytest.mark.parametrize(("rate", "warns"), [(0.005, True), (0.2, False)])
+    @pytest.mark.parametrize(("rate", "warns"), [(0.005, True), (0.3, False)])
     def test_a_run_that_is_too_short_for_its_rate_says_so(self, tmp_path, caplog, rate, warns):
-        trainer = make_trainer(tmp_path, {"target_update_rate": rate, "max_steps": 3, "logging_steps": 1})
+        options = {"target_update_rate": rate, "max_steps": 3, "logging_steps": 1, "per_device_train_batch_size": 4}
+        trainer = make_trainer(tmp_path, {**options, "samples_per_iteration": 4})
         trainer.train()
-        assert ("is slow for a run of 24 samples: the initial weights still make up 89%" in caplog.text) == warns
+        assert ("is slow for a run of 12 samples: the initial weights still make up 94%" in caplog.text) == warns
         logs = [log for log in trainer.state.log_history if "target/initial_share" in log]
-        assert [log["target/initial_share"] for log in logs] == pytest.approx(
-            [(1 - rate) ** (8 * i) for i in range(3)]
-        )
+        shares = [log["target/initial_share"] for log in logs]
+        assert shares == pytest.approx([(1 - rate) ** (4 * i) for i in range(3)])
         lags = [log["target/lag_iterations"] for log in logs]
         assert lags[0] == 0 and lags == sorted(lags)
 

@@ -88,7 +88,6 @@ class TestPush:
             "@article{hong2025nlac,",
         ):
             assert text in card.text, text
-        assert "episodes_per_iteration" not in card.text  # filled in by the configuration
         rows = [line for line in card.text.splitlines() if line.startswith(("| first |", "| last |"))]
         assert len(rows) == 2 and " to " in rows[1] and "hf_of_nobody" not in card.text and "None" not in card.text
 
