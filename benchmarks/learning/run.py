@@ -41,6 +41,7 @@ from benchmarks.learning.methods.settings import (
     ABLATIONS,
     ABLATIONS_BY_TASK,
     ACTING,
+    DEFAULTS,
     ENDURING,
     LEAN,
     LONG,
@@ -192,7 +193,7 @@ def main():
     parser.add_argument(
         "--methods",
         nargs="+",
-        choices=[*METHODS, *VARIANTS, *OF_BASELINES, *SELF_DISTILLATIONS],
+        choices=[*METHODS, *VARIANTS, *DEFAULTS, *OF_BASELINES, *SELF_DISTILLATIONS],
         help="by default all methods of the table, and the ablations of each task",
     )
     parser.add_argument("--seeds", nargs="+", type=int, default=SEEDS)

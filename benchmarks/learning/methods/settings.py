@@ -9,7 +9,7 @@ sharp they are, the baselines, and those that train longer.
 import inspect
 from typing import Any
 
-from benchmarks.learning.methods import grpo, memory, rft, scalar
+from benchmarks.learning.methods import default, grpo, memory, rft, scalar
 from benchmarks.learning.tasks import GUESS_THE_NUMBER, HANDBOOK, LearningTask
 from trl_nlac import NLACConfig
 
@@ -179,7 +179,10 @@ AS_LIKELY = {
     "nlac_unsharpened_compliant": {**AT_1, **COMPLIANT},
 }
 VARIANTS = {**ABLATIONS, **SAVINGS, **ENDURING, **EXTRACTION, **SHARPENING, **AS_LIKELY}
+# What a user gets, and the same with backup and refinement by the initial weights.
+DEFAULTS = {"nlac_default": default.train, "nlac_default_fixed": default.train_with_fixed_operators}
 BASELINES = {
+    **DEFAULTS,
     "grpo": grpo.train,
     "rft": rft.train,
     "scalar": scalar.train,
