@@ -127,7 +127,7 @@ def compare(kind: str, name: str, distills: bool = False, is_adapted: bool = Fal
         [(examples.index(example), loss) for example, loss in zip(own, losses.tolist(), strict=True)]
     )
     losses = torch.tensor([loss for _, loss in sorted(found)])
-    torch.testing.assert_close(losses, expected.detach(), rtol=1e-5, atol=0)
+    torch.testing.assert_close(losses, expected.detach(), rtol=1e-5, atol=1e-6)  # a divergence can be near 0
     actual = {name: gradient_of(kind, p) for name, p in model.named_parameters() if p.requires_grad}
     assert actual.keys() == gradients.keys()
     differences = torch.stack([(actual[name] - gradient).norm() for name, gradient in gradients.items()])

@@ -24,7 +24,7 @@ pytest.importorskip("deepspeed")
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="DeepSpeed builds an extension for gloo")
 
 HERE = Path(__file__).parent
-RUNS = ("sampled", "resumed", "distill", "taught", "passes", "lora")
+RUNS = ("sampled", "resumed", "distill", "passes", "lora")
 
 
 @pytest.fixture(scope="module", autouse=True)
