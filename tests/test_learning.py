@@ -51,7 +51,7 @@ def test_learns_a_service_desk(tmp_path):
             max_completion_length=48,
             max_turns=2,
             role_sampling={"successor": {"temperature": 0.5}, "backup": {"temperature": 0.0}},
-            target_update_rate=0.05,
+            target_update_rate=0.0016,
             rehearsal_ratio=0.5,
             num_eval_episodes=48,
         ),
