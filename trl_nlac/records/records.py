@@ -127,21 +127,19 @@ class Records:
         refinements: list[Refinement | None],
         metrics: dict[str, float],
         step: int,
-    ) -> list[str]:
+    ) -> None:
         """
         Add the samples that an iteration will train on. The audit trail gets the first ones, of whose stored actions
-        there are judgements. The metrics are those of the iteration, over all processes; return those by which a role
-        was reported as forgotten now, the same on all processes.
+        there are judgements. The metrics are those of the iteration, over all processes.
         """
         if self.audit is not None:
             self.audit.open(samples, judgements, targets, refinements, step, self.num_environment_steps)
-        forgotten = self.health.update(metrics)
+        self.health.update(metrics)
         self.formats.update(metrics)
         seconds = {f"time/{phase}": seconds for phase, seconds in self.seconds.items()}
         self.seconds.clear()
         for name, value in {**metrics, **seconds}.items():
             self.metrics[name].append(value)
-        return forgotten
 
     def add_losses(
         self,
