@@ -62,7 +62,7 @@ test-vllm: $(VLLM_VENV)/.vllm
 
 # A small pretrained model, in a cache folder: 98 MB to download.
 real-model: $(VENV)/.dev
-	$(BIN)/python -m benchmarks.real_model
+	$(BIN)/python -m benchmarks.real_model $(if $(NAME),--name $(NAME))
 
 test-real: real-model $(VLLM_VENV)/.vllm
 	$(OFFLINE) $(BIN)/python -m pytest tests/real_model -m "real_model and not vllm" $(PYTEST_ARGS)

@@ -49,7 +49,6 @@ from trl_nlac.environments.embedded import (
     COMPACT_PROMPTS,
     TINY_MODEL,
     make_environment,
-    make_rehearsal_dataset,
     make_tasks,
 )
 
@@ -146,7 +145,6 @@ def arguments_of_run() -> dict[str, Any]:
         eval_dataset=TASKS.select([0]),
         environment_factory=lambda: make_environment(DESK),
         reward_funcs=reward,
-        rehearsal_dataset=make_rehearsal_dataset("service_desk", 2),
         prompts=COMPACT_PROMPTS,
     )
 
@@ -334,15 +332,6 @@ ARGUMENTS: dict[str, dict[str, Callable[[], Any]]] = {
         ),
         "rows": lambda: [{"messages": [], "reward": 1.0}],
     },
-    "rehearsal_dataset": {
-        "empty": lambda: TASKS.select([]),
-        "other columns": lambda: TASKS,
-        "text": lambda: Dataset.from_dict({"prompt": ["a"], "completion": ["b"]}),
-        "numbers": lambda: Dataset.from_dict({"prompt": [1], "completion": [2]}),
-        "without completion": lambda: Dataset.from_dict(
-            {"prompt": [[{"role": "user", "content": "a"}]], "completion": [[]]}
-        ),
-    },
     "callbacks": {
         "empty list": list,
         "classes": lambda: [PrinterCallback],
@@ -375,11 +364,10 @@ ARGUMENTS = {name: {**ANY, "None": lambda: None, **values} for name, values in A
 
 
 def make_trainer(folder: str, name: str, label: str) -> NLACTrainer:
-    """Make a trainer with an odd argument; with `rehearsal_dataset` odd, it is used."""
+    """Make a trainer with an odd argument."""
     arguments = {**arguments_of_run(), name: ARGUMENTS[name][label]()}
     if name != "args":
-        ratio = {"rehearsal_ratio": 0.5} if name == "rehearsal_dataset" else {}
-        arguments["args"] = NLACConfig(**options_of_run(folder), **ratio)
+        arguments["args"] = NLACConfig(**options_of_run(folder))
     return NLACTrainer(**arguments)
 
 

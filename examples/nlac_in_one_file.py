@@ -13,20 +13,22 @@ One language model plays four roles, which differ only in what it is asked:
 
     policy       pi(a | s)         acts
     critic       Q_L(s, a)         foresees the end of an action and judges it, in words
-    backup       B_L M(. | s, a)   writes the critic's target from what was observed, with slow weights
+    backup       B_L M(. | s, a)   writes the critic's target from what was observed
     refinement   pi^r(a | s, a, Q) rewrites an action after reading its critique; the policy learns what it writes
+
+Policy and critic are trained. Backup and refinement are operators: they have the initial weights.
 
 The task is a support desk with 4,096 calls, one of which is right for each kind of request. A reward tells nothing
 before the first success; a refusal says in words what was wrong. The critic learns to foresee it, the refinement
-policy follows the critic, the policy learns from the refinement policy, and after some 200 calls it is right.
+policy follows the critic, and the policy learns from the refinement policy.
 
 The file is what `trl_nlac` computes, without all that a real run needs: several processes, vLLM, checkpoints, tools,
 chains of thought, long histories, other chat templates and text of strangers. A test gives both the same weights and
 the same transitions, and compares targets, refined actions, losses, gradients, draws and target weights.
 
-It departs from the paper because the model has 0.7 million parameters: a larger learning rate and faster target
-weights, greedy Bellman targets, a lower temperature of bootstrapped futures, no unlikely tokens (`min_p`), and
-rehearsal of the two roles that neither loss trains.
+It departs from the paper as the package's defaults do: no loss trains backup and refinement, so they have the initial
+weights; an action that its critique calls the best is its own refined action; Bellman targets are greedy; unlikely
+tokens are left out (`min_p`). And the learning rate is larger, because the model has 0.7 million parameters.
 """
 
 import copy
@@ -68,12 +70,10 @@ class Settings:
     learning_rate: float = field(default=1e-3, metadata={"help": "It decays to 0 over the last fifth."})
     replay_buffer_size: int = field(default=10_000, metadata={"help": "Transitions that are kept."})
     priority_exponent: float = field(default=0.1, metadata={"help": "Alpha of prioritized replay; 0 is uniform."})
-    target_update_rate: float = field(default=0.05, metadata={"help": "Tau, for each training sample."})
+    target_update_rate: float = field(default=0.005, metadata={"help": "Tau, for each training sample."})
     temperature: float = field(default=1.0, metadata={"help": "Of actions, critiques and refined actions."})
-    bootstrap_temperature: float = field(default=0.5, metadata={"help": "Of bootstrapped actions and futures."})
     min_p: float = field(default=0.05, metadata={"help": "Least probability of a token, relative to the likeliest."})
     max_completion_length: int = field(default=64, metadata={"help": "Longest answer, in tokens."})
-    rehearsal_ratio: float = field(default=0.5, metadata={"help": "Rehearsed answers for each training sample."})
     eval_iterations: int = field(default=5, metadata={"help": "Iterations from one evaluation to the next."})
     eval_episodes: int = field(default=48, metadata={"help": "Episodes of an evaluation."})
 
@@ -144,7 +144,7 @@ REFINE = "Which call is best?"  # p_refine
 
 # The forms of answers. One that breaks its form is not trained on.
 ACTION = re.compile(r".+", re.DOTALL)
-CRITIQUE = re.compile(r"Future:(?P<future>.+)Optimality:\s*(?:Yes|No)\b.*", re.DOTALL)
+CRITIQUE = re.compile(r"Future:(?P<future>.+)Optimality:\s*(?P<verdict>Yes|No)\b.*", re.DOTALL)
 
 
 # The language model M_theta
@@ -272,11 +272,11 @@ class ReplayBuffer:
     def __init__(self, size: int, alpha: float):
         self.transitions: deque[Transition] = deque(maxlen=size)
         self.alpha = alpha
-        self.largest = 1.0  # priority so far, that of a new transition
 
     def add(self, transitions: list[Transition]) -> None:
+        largest = max((transition.priority for transition in self.transitions), default=1.0)
         for transition in transitions:
-            transition.priority = self.largest
+            transition.priority = largest
         self.transitions += transitions
 
     def probabilities(self) -> torch.Tensor:
@@ -289,7 +289,6 @@ class ReplayBuffer:
     def update(self, transitions: list[Transition], losses: list[float]) -> None:
         for transition, loss in zip(transitions, losses, strict=True):
             transition.priority = max(loss, 1e-6)  # one of zero would never be drawn again
-            self.largest = max(self.largest, transition.priority)
 
 
 # Policy evaluation: section 4.1
@@ -306,58 +305,67 @@ def critiques(model: LanguageModel, state_actions: list[Tokens | None], temperat
 
 
 def backup_prompt(
-    target: LanguageModel, transition: Transition, next_action: Tokens | None, next_critique: Tokens | None
+    model: LanguageModel, transition: Transition, next_action: Tokens | None, next_critique: Tokens | None
 ) -> Tokens | None:
     """p_tpred(r_t, s_{t+1}, d_{t+1}): what was observed, and the score or else the future from there."""
     state_action, observation = transition.state + transition.action, transition.observation
     if transition.terminated:
-        return state_action + target.ask(BACKUP_TERMINATED.format(observation=observation, score=transition.reward))
+        return state_action + model.ask(BACKUP_TERMINATED.format(observation=observation, score=transition.reward))
     if next_critique is None:
         return None
-    future = CRITIQUE.fullmatch(target.read(next_critique))["future"].strip()
-    foreseen = target.say(f"{target.read(next_action)} {future}")
-    return state_action + target.ask(SUCCESSOR.format(observation=observation)) + foreseen + target.ask(BACKUP)
+    future = CRITIQUE.fullmatch(model.read(next_critique))["future"].strip()
+    foreseen = model.say(f"{model.read(next_action)} {future}")
+    return state_action + model.ask(SUCCESSOR.format(observation=observation)) + foreseen + model.ask(BACKUP)
 
 
-def bellman_targets(target: LanguageModel, transitions: list[Transition]) -> list[Example | None]:
+def bellman_targets(
+    target: LanguageModel, initial: LanguageModel, transitions: list[Transition]
+) -> list[Example | None]:
     """
-    Sample d_t = B(r_t, s_{t+1}, a_{t+1}, d_{t+1}) of the language Bellman backup with theta_bar (equation 1; section
-    5.1 leaves a_{t+1} to the successor model). Returns what the backup read and wrote, where all answers keep to their
-    form.
+    Sample d_t = B(r_t, s_{t+1}, a_{t+1}, d_{t+1}) of the language Bellman backup (equation 1; section 5.1 leaves
+    a_{t+1} to the successor model). theta_bar foresees what follows, the initial weights write the target. Returns
+    what the backup read and wrote, where all answers keep to their form.
     """
-    temperature = target.settings.bootstrap_temperature
+    temperature = target.settings.temperature
     # a_{t+1} ~ pi(. | s_{t+1})
     states = [None if t.terminated else t.state + t.action + target.ask(t.observation) for t in transitions]
     actions = target.answer(states, temperature, ACTION)
     # d_{t+1} ~ M(. | s_{t+1}, a_{t+1}): the critic's future, without its verdict
     judged = critiques(target, [join(*pair) for pair in zip(states, actions, strict=True)], temperature)
     # d_t ~ B_L M(. | s_t, a_t)
-    prompts = [backup_prompt(target, *parts) for parts in zip(transitions, actions, judged, strict=True)]
-    answers = target.answer(prompts, 0.0, CRITIQUE)
+    prompts = [backup_prompt(initial, *parts) for parts in zip(transitions, actions, judged, strict=True)]
+    answers = initial.answer(prompts, 0.0, CRITIQUE)
     return [answer and Example(prompt, answer) for prompt, answer in zip(prompts, answers, strict=True)]
 
 
 # Policy improvement: section 4.2
 
 
-def refine(policy: LanguageModel, state_actions: list[Tokens | None], temperature: float) -> list[Example | None]:
-    """
-    Sample Q_L(s_t, a_t) and a_t^r ~ pi^r(. | s_t, a_t, Q_L(s_t, a_t)), one round of refinement (m = 1). Returns what
-    the refinement policy read and wrote, where all answers keep to their form.
-    """
-    judged = critiques(policy, state_actions, temperature)
-    prompts = [
-        join(critic_prompt(policy, state_action), critique, policy.ask(REFINE))
-        for state_action, critique in zip(state_actions, judged, strict=True)
-    ]
-    answers = policy.answer(prompts, temperature, ACTION)
-    return [answer and Example(prompt, answer) for prompt, answer in zip(prompts, answers, strict=True)]
+def refinement_prompt(model: LanguageModel, state_action: Tokens | None, critique: Tokens | None) -> Tokens | None:
+    """p_refine(s_t, a_t, Q_L(s_t, a_t))."""
+    return join(critic_prompt(model, state_action), critique, model.ask(REFINE))
 
 
-def refine_actions(policy: LanguageModel, states: list[Tokens], temperature: float) -> list[Example | None]:
-    """Sample a_t ~ pi(. | s_t) and refine it, all with theta (equation 6)."""
+def refine_actions(
+    policy: LanguageModel, initial: LanguageModel, states: list[Tokens], temperature: float
+) -> list[Example | None]:
+    """
+    Sample a_t ~ pi(. | s_t) and Q_L(s_t, a_t) with theta, and a_t^r ~ pi^r(. | s_t, a_t, Q_L(s_t, a_t)) with the
+    initial weights, one round of refinement (m = 1, equation 6). An action that its critique calls the best is its own
+    refined action. Returns what was read and written, where all answers keep to their form.
+    """
     actions = policy.answer(states, temperature, ACTION)
-    return refine(policy, [join(*pair) for pair in zip(states, actions, strict=True)], temperature)
+    state_actions = [join(*pair) for pair in zip(states, actions, strict=True)]
+    judged = critiques(policy, state_actions, temperature)
+    best = [bool(d) and CRITIQUE.fullmatch(policy.read(d))["verdict"] == "Yes" for d in judged]
+    prompts = [refinement_prompt(initial, *pair) for pair in zip(state_actions, judged, strict=True)]
+    prompts = [None if is_best else prompt for prompt, is_best in zip(prompts, best, strict=True)]
+    answers = initial.answer(prompts, temperature, ACTION)
+    parts = zip(states, actions, best, prompts, answers, strict=True)
+    return [
+        Example(state, action) if is_best else answer and Example(prompt, answer)
+        for state, action, is_best, prompt, answer in parts
+    ]
 
 
 # Training
@@ -386,17 +394,6 @@ def update_target(target: LanguageModel, policy: LanguageModel, tau: float) -> N
         average.lerp_(parameter, tau)
 
 
-def rehearse(initial: LanguageModel, examples: list[Example | None], number: int) -> list[Example]:
-    """
-    Let the initial model answer what backup and refinement policy were asked. Neither loss trains these prompts, and
-    so small a model forgets how to answer them.
-    """
-    prompts = [example.prompt for example in examples if example]
-    prompts = random.sample(prompts, min(number, len(prompts)))
-    answers = initial.answer(prompts, 0.0, ACTION)
-    return [Example(prompt, answer) for prompt, answer in zip(prompts, answers, strict=True) if answer]
-
-
 # Algorithm 1
 
 
@@ -417,7 +414,7 @@ def train(settings: Settings) -> None:
     set_seed(settings.seed)
     desk = SupportDesk(settings.seed)
     tokenizer = AutoTokenizer.from_pretrained(settings.model)
-    # Line 1: theta and theta_bar begin with the pretrained model.
+    # Line 1: theta and theta_bar begin with the pretrained model, whose weights the operators keep.
     policy = LanguageModel(AutoModelForCausalLM.from_pretrained(settings.model), tokenizer, settings)
     target, initial = copy.deepcopy(policy), copy.deepcopy(policy)
     replay = ReplayBuffer(settings.replay_buffer_size, settings.priority_exponent)
@@ -435,24 +432,25 @@ def train(settings: Settings) -> None:
         environment_steps += len(played)
         replay.add(played)
 
-        # What to train on: Bellman targets of theta_bar, refined actions of theta.
+        # What to train on: Bellman targets of theta_bar's futures, refined actions of theta's critiques.
         samples = replay.sample(settings.samples_per_iteration)
-        targets = bellman_targets(target, samples)
-        refinements = refine_actions(policy, [t.state for t in samples], settings.temperature)
-        rehearsed = rehearse(initial, targets + refinements, round(settings.rehearsal_ratio * len(samples)))
+        targets = bellman_targets(target, initial, samples)
+        refinements = refine_actions(policy, initial, [t.state for t in samples], settings.temperature)
+        missed = [t for t, written in zip(samples, targets, strict=True) if not written]
+        replay.update(missed, [0.0] * len(missed))  # no loss will lower their priority
 
         for i in range(num_updates):  # line 7
             batch = slice(i, None, num_updates)
             judged, of_critic = critic_examples(policy, samples[batch], targets[batch])
             of_policy = policy_examples(samples[batch], refinements[batch])
-            losses = policy.losses(of_critic + of_policy + rehearsed[batch])
+            losses = policy.losses(of_critic + of_policy)
             (losses.sum() / settings.batch_size).backward()  # lines 8 and 9, in one gradient step
             clip_grad_norm_(policy.model.parameters(), 1.0)
             optimizer.step()
             optimizer.zero_grad()
             schedule.step()
             update_target(target, policy, tau)  # line 10
-            critic_losses, policy_losses = losses[: len(of_critic)], losses[len(of_critic) :][: len(of_policy)]
+            critic_losses, policy_losses = losses.split([len(of_critic), len(of_policy)])
             replay.update(judged, critic_losses.tolist())
 
         if iteration % settings.eval_iterations == 0 or iteration == settings.iterations:
@@ -464,9 +462,14 @@ def train(settings: Settings) -> None:
             )
 
     first = replay.transitions[0]
-    show("The backup knows what followed, and writes what the critic learns", target, bellman_targets(target, [first]))
-    refined = refine(policy, [first.state + first.action], temperature=0.0)
-    show("The critic foresees it, and the refinement policy writes what the policy learns", policy, refined)
+    targets = bellman_targets(target, initial, [first])
+    show("The backup knows what followed, and writes what the critic learns", initial, targets)
+    state_action = first.state + first.action
+    (critique,) = critiques(policy, [state_action], temperature=0.0)
+    prompt = refinement_prompt(initial, state_action, critique)
+    (refined,) = initial.answer([prompt], 0.0, ACTION)
+    lesson = refined and Example(prompt, refined)
+    show("The critic foresees it, and the refinement policy writes what the policy learns", initial, [lesson])
 
 
 if __name__ == "__main__":

@@ -2,33 +2,34 @@
 
 """The whole of algorithm 1 on a world that the model has never seen. It must learn, for the right reasons."""
 
+from itertools import chain
+
 import numpy as np
 import torch
 from helpers.testing_utils import make_config, priorities_of
 from transformers import TrainerCallback
 
-from trl_nlac import NLACTrainer
+from trl_nlac import NLACTrainer, TargetWeights
 from trl_nlac.environments.embedded import (
     COMPACT_PROMPTS,
     TINY_MODEL,
     make_environment,
-    make_rehearsal_dataset,
     make_tasks,
 )
 
 
 class WeightsOfTheRoles(TrainerCallback):
-    """Records how far the weights of each answer are from the target weights."""
+    """Records how far the weights of each answer are from the target weights and from the initial ones."""
 
     def __init__(self, trainer: NLACTrainer):
-        self.distances: dict[str, list[float]] = {}
-        ask = trainer.roles.ask
+        self.distances: dict[str, list[tuple[float, float]]] = {}
+        ask, initial = trainer.roles.ask, TargetWeights(trainer.model)
 
-        def spy(role, *args, **kwargs):
-            if trainer.state.global_step:
-                distance = trainer.target_weights.distance(trainer.model)
-                self.distances.setdefault(role, []).append(distance)
-            return ask(role, *args, **kwargs)
+        def spy(role, prompts, *args, **kwargs):
+            if trainer.is_in_train and trainer.state.global_step and prompts:
+                distances = tuple(of.distance(trainer.model) for of in (trainer.target_weights, initial))
+                self.distances.setdefault(role, []).append(distances)
+            return ask(role, prompts, *args, **kwargs)
 
         trainer.roles.ask = spy
 
@@ -52,14 +53,12 @@ def test_learns_a_service_desk(tmp_path):
             max_turns=2,
             role_sampling={"successor": {"temperature": 0.5}, "backup": {"temperature": 0.0}},
             target_update_rate=0.0016,
-            rehearsal_ratio=0.5,
             num_eval_episodes=48,
         ),
         train_dataset=tasks,
         eval_dataset=tasks,
         environment_factory=lambda: make_environment(desk),
         prompts=COMPACT_PROMPTS,
-        rehearsal_dataset=make_rehearsal_dataset("service_desk"),
     )
     before = trainer.evaluate()
     roles = WeightsOfTheRoles(trainer)
@@ -75,9 +74,12 @@ def test_learns_a_service_desk(tmp_path):
     assert losses[-1] < 0.75 * losses[0]
     assert after["eval_oracle/future_accuracy"] > before["eval_oracle/future_accuracy"] + 0.05
     assert after["eval_oracle/verdict_yes_rate"] + after["eval_oracle/verdict_no_rate"] > 1
-    # Targets are written with the target weights, everything else with the policy's.
-    assert max(roles.distances["backup"] + roles.distances["successor"]) == 0
-    assert min(roles.distances["policy"] + roles.distances["critique"] + roles.distances["refine"]) > 1e-4
+    # Futures are foreseen with the target weights, targets and refined actions written with the initial ones, and
+    # everything else is done with the policy's.
+    to_target, to_initial = ({r: [pair[i] for pair in of] for r, of in roles.distances.items()} for i in (0, 1))
+    assert max(to_target["successor"]) == 0 == max(to_initial["backup"] + to_initial["refine"])
+    trained = [to[role] for to in (to_target, to_initial) for role in ("policy", "critique")]
+    assert min(chain(*trained)) > 1e-4
     # Priorities are critic losses: none is still the one that a new transition starts with.
     priorities = priorities_of(trainer.replay)
     assert (priorities == 1.0).mean() < 0.1 and np.std(np.log(priorities)) > 0.5

@@ -25,7 +25,7 @@ class TestNLACConfig:
             ({"accelerator_config": {"dispatch_batches": True}}, "'dispatch_batches': True}` divides batches"),
             ({"auto_find_batch_size": True}, "set `max_tokens_per_batch`"),
             ({"policy_loss_coef": -0.1}, "`policy_loss_coef` must be between 0 and 1,000,000, got -0.1"),
-            ({"critic_loss_coef": 0.0, "policy_loss_coef": 0.0}, "nothing is rehearsed"),
+            ({"critic_loss_coef": 0.0, "policy_loss_coef": 0.0}, "trains neither the critic nor the policy"),
             ({"max_steps": -3}, "`max_steps` must be not negative, or -1 to train for `num_train_epochs`, got -3"),
             ({"num_train_epochs": -2}, "`num_train_epochs` must be not negative, got -2"),
             ({"dataloader_num_workers": -1}, "`dataloader_num_workers` must be not negative, got -1"),

@@ -8,6 +8,7 @@ import importlib.util
 import random
 import re
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -29,11 +30,12 @@ from trl_nlac.environments.embedded.support_desk import (
 )
 from trl_nlac.episodes.recorder import replay_actions
 from trl_nlac.generation.transformers import TransformersGenerator
-from trl_nlac.method.backup import bellman_targets, critic_examples
+from trl_nlac.method.backup import backup_questions, bellman_targets, critic_examples, write_targets
 from trl_nlac.method.batches import NLACCollator
 from trl_nlac.method.losses import batch_losses
-from trl_nlac.method.refinement import policy_examples, refine_actions
+from trl_nlac.method.refinement import policy_examples, refine_attempts, sample_attempts
 from trl_nlac.method.roles import Roles
+from trl_nlac.method.target_weights import InitialWeights
 from trl_nlac.options.role_options import ROLES, RoleOptions
 from trl_nlac.types import Episode, Sample, Transition
 
@@ -50,13 +52,14 @@ WORLD = SupportDesk({request: tuple(rule.values()) for request, rule in DESK.rul
 
 
 def make_roles(temperature: float = 0.0, max_completion_length: int = 64) -> Roles:
-    """Make the package's roles for the embedded model, all with the same temperature."""
+    """Make the package's roles for the embedded model, all with the same temperature, which answer once."""
     chat = ChatEncoder(TOKENIZER)
     options = RoleOptions(
         action_format="text",
         max_turns=2,
         max_prompt_length=448,
         max_completion_length=max_completion_length,
+        max_format_retries=0,
         role_sampling={role: {"temperature": temperature} for role in ROLES if role != "evaluation"},
     )
     generator = TransformersGenerator(None, TOKENIZER, chat.stop_ids, batch_size=512)
@@ -68,8 +71,8 @@ def make_model():
 
 
 def make_language_model(model, max_completion_length: int = 64):
-    """Make the file's language model, greedy where it bootstraps."""
-    settings = one_file.Settings(bootstrap_temperature=0.0, max_completion_length=max_completion_length)
+    """Make the file's language model, greedy wherever it answers."""
+    settings = one_file.Settings(temperature=0.0, max_completion_length=max_completion_length)
     return one_file.LanguageModel(copy.deepcopy(model), TOKENIZER, settings)
 
 
@@ -114,6 +117,16 @@ def gradient(losses: torch.Tensor, model) -> torch.Tensor:
     return torch.cat([gradient.flatten() for gradient in gradients])
 
 
+def train(policy, examples: list, num_steps: int) -> Iterator[int]:
+    """Train the file's language model on examples; yields after each step."""
+    optimizer = torch.optim.AdamW(policy.model.parameters(), 1e-3)
+    for step in range(num_steps):
+        policy.losses(examples).mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        yield step
+
+
 def test_is_short_and_stands_alone():
     text = PATH.read_text()
     assert len(text.splitlines()) <= 500
@@ -154,7 +167,7 @@ class TestAgainstThePackage:
         with roles.generator.session(model):
             expected = tokens(bellman_targets(roles, transitions, "explicit"))
         ours = make_language_model(model, max_completion_length)
-        assert one_file.bellman_targets(ours, [to_file(t) for t in transitions]) == expected
+        assert one_file.bellman_targets(ours, ours, [to_file(t) for t in transitions]) == expected
         bootstrapped = [
             target is not None for t, target in zip(transitions, expected, strict=True) if not t.terminated
         ]
@@ -165,21 +178,23 @@ class TestAgainstThePackage:
     def test_refined_actions(self, max_completion_length, transitions):
         model, roles = make_model(), make_roles(max_completion_length=max_completion_length)
         with roles.generator.session(model):
-            refined = refine_actions(roles, transitions)
+            refined = refine_attempts(roles, sample_attempts(roles, transitions))
         expected = tokens([refinement and refinement.refined_action for refinement in refined])
         ours = make_language_model(model, max_completion_length)
-        assert one_file.refine_actions(ours, [t.state.ids for t in transitions], temperature=0.0) == expected
+        assert one_file.refine_actions(ours, ours, [t.state.ids for t in transitions], temperature=0.0) == expected
         assert any(expected) and (max_completion_length == 64 or None in expected)
+        kept = [refinement.is_kept for refinement in refined if refinement is not None]
+        assert max_completion_length < 64 or set(kept) == {True, False}
 
     def test_losses_and_gradients(self, transitions):
         model, roles = make_model(), make_roles()
         samples = [Sample(t, i, priority=1.0) for i, t in enumerate(transitions)]
         with roles.generator.session(model):
             targets = bellman_targets(roles, transitions, "explicit")
-            refinements = refine_actions(roles, transitions)
+            refinements = refine_attempts(roles, sample_attempts(roles, transitions))
         policy, stored = make_language_model(model), [to_file(t) for t in transitions]
-        judged, of_critic = one_file.critic_examples(policy, stored, one_file.bellman_targets(policy, stored))
-        refined = one_file.refine_actions(policy, [t.state for t in stored], temperature=0.0)
+        judged, of_critic = one_file.critic_examples(policy, stored, one_file.bellman_targets(policy, policy, stored))
+        refined = one_file.refine_actions(policy, policy, [t.state for t in stored], temperature=0.0)
         assert judged == stored
         for ours, theirs in (
             (of_critic, critic_examples(roles, samples, targets)),
@@ -190,28 +205,43 @@ class TestAgainstThePackage:
             torch.testing.assert_close(losses, expected, rtol=1e-5, atol=1e-6)
             assert relative_difference(gradient(losses, policy.model), gradient(expected, model)) < 1e-5
 
-    def test_target_weights(self, transitions):
-        """After updates they are equal bit for bit, and write the same targets."""
+    def test_target_and_initial_weights(self, transitions):
+        """
+        After updates, target weights are equal bit for bit. Together with initial weights, of a model that was taught
+        to write other targets and refined actions, they write the same.
+        """
         model, roles = make_model(), make_roles()
         policy, stored = make_language_model(model), [to_file(t) for t in transitions]
-        target, tau = copy.deepcopy(policy), 1 - (1 - 0.05) ** 4
-        weights = TargetWeights(model, 0.05)
-        before = one_file.bellman_targets(target, stored)
-        optimizer = torch.optim.AdamW(policy.model.parameters(), 1e-3)
-        for _ in range(3):
-            policy.losses([(t.state, t.action) for t in stored]).mean().backward()
-            optimizer.step()
-            optimizer.zero_grad()
+        states = [t.state for t in stored]
+        target, initial, tau = copy.deepcopy(policy), copy.deepcopy(policy), 1 - (1 - 0.05) ** 4
+        before = one_file.bellman_targets(target, target, stored)
+        refined = one_file.refine_actions(policy, policy, states, temperature=0.0)
+        found = [example for example in before + refined if example and example.prompt not in states]
+        other = [(example.prompt, found[i - 1].answer) for i, example in enumerate(found)]
+        for _ in train(initial, other, num_steps=10):
+            pass
+        weights, first = TargetWeights(model, 0.05), InitialWeights(model)
+        first.load_state_dict(dict(initial.model.named_parameters()))
+        for _ in train(policy, [(t.state, t.action) for t in stored], num_steps=3):
             one_file.update_target(target, policy, tau)
             model.load_state_dict(policy.model.state_dict())
             weights.update(model, num_samples=4)
         for name, average in weights.state_dict().items():
             assert torch.equal(average, target.model.get_parameter(name)), name
+        with roles.generator.session(model):
+            attempts = sample_attempts(roles, transitions)
         with weights.swapped_into(model), roles.generator.session(model):
-            expected = tokens(bellman_targets(roles, transitions, "explicit"))
-        ours = one_file.bellman_targets(target, stored)
+            questions = backup_questions(roles, transitions, "explicit")
+        with first.swapped_into(model), roles.generator.session(model):
+            expected = tokens(write_targets(roles, transitions, questions))
+            refinements = refine_attempts(roles, attempts)
+        ours = one_file.bellman_targets(target, initial, stored)
         assert ours == expected != before
-        assert ours != one_file.bellman_targets(policy, stored)
+        assert ours != one_file.bellman_targets(policy, initial, stored)
+        assert ours != one_file.bellman_targets(target, policy, stored)
+        ours = one_file.refine_actions(policy, initial, states, temperature=0.0)
+        assert ours == tokens([refinement and refinement.refined_action for refinement in refinements])
+        assert ours != one_file.refine_actions(policy, policy, states, temperature=0.0)
 
     def test_probabilities_of_replay(self, transitions):
         """Those of the package: the priority of each draw to the power of alpha, and how often it is drawn."""
@@ -219,7 +249,7 @@ class TestAgainstThePackage:
         ours = one_file.ReplayBuffer(100, alpha=0.1)
         stored, episodes = [to_file(t) for t in transitions], list(dict.fromkeys(t.episode for t in transitions))
         losses = [3.0, 0.0, 1e-9, 0.5, 20.0]
-        for half in (slice(0, 10), slice(10, None)):  # the second one gets the largest priority so far
+        for half in (slice(0, 10), slice(10, None)):  # the second one gets the largest priority of the first
             theirs.add(episodes[half])
             ours.add([t for t, of in zip(stored, transitions, strict=True) if of.episode in episodes[half]])
             theirs.update_priorities(range(len(losses)), losses)

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 
 import asyncio
+import json
 import time
 from collections import Counter
 from contextlib import nullcontext
@@ -8,7 +9,6 @@ from dataclasses import replace
 from itertools import chain
 from statistics import mean
 
-import numpy as np
 import pytest
 import torch
 from datasets import Dataset
@@ -23,6 +23,7 @@ from helpers.testing_utils import (
     make_tokenizer,
     make_trainer,
     priorities_of,
+    targets_of,
     weights,
 )
 from peft import LoraConfig
@@ -30,12 +31,13 @@ from transformers import AutoTokenizer, TrainerCallback
 from trl.import_utils import is_vllm_available
 
 from benchmarks.learning.methods.extraction import StoredActionsTrainer
-from trl_nlac import NLACConfig, NLACPrompts, NLACTrainer, PrioritizedReplay
+from trl_nlac import NLACPrompts, NLACTrainer, PrioritizedReplay
 from trl_nlac.environments import StepResult, TextEnvironment
-from trl_nlac.environments.embedded import TINY_MODEL, make_environment, make_rehearsal_dataset
+from trl_nlac.environments.embedded import TINY_MODEL, make_environment
 from trl_nlac.method.backup import critic_examples
 from trl_nlac.method.batches import NLACCollator, make_batches, spread_by_prefix
 from trl_nlac.method.refinement import policy_examples
+from trl_nlac.prompts import parse_critique
 from trl_nlac.types import Answer, Critique, Prompt, Refinement, Sample, Transition, Turn
 
 
@@ -94,23 +96,20 @@ class TestTraining:
         assert lags[0] == 0 and lags == sorted(lags)
 
     def test_several_updates_on_one_generation(self, tmp_path):
-        """The same examples again, with new priorities, and new samples of rehearsal."""
+        """The same examples again, with new priorities."""
         config = {"num_updates_per_generation": 3, "samples_per_iteration": 16, "max_steps": 12, "logging_steps": 1}
-        config.update(per_device_train_batch_size=4, gradient_accumulation_steps=2, rehearsal_ratio=0.25)
-        rehearsal = make_rehearsal_dataset("service_desk", size=50)
-        trainer = make_trainer(tmp_path, config, RecordingTrainer, rehearsal_dataset=rehearsal)
+        config.update(per_device_train_batch_size=4, gradient_accumulation_steps=2)
+        trainer = make_trainer(tmp_path, config, RecordingTrainer)
         trainer.train()
         assert trainer.num_environment_steps == 2 * 4 * 2  # two iterations of four episodes of two steps
         steps = [
             sorted((e.loss, e.transition_id, e.completion_ids) for batch in pair for e in batch.examples)
             for pair in zip(trainer.micro_batches[::2], trainer.micro_batches[1::2], strict=True)
         ]
-        drawn = [[example for example in step if example[0] != "rehearsal"] for step in steps]
-        assert drawn[0] == drawn[2] == drawn[4] != drawn[1] == drawn[3] == drawn[5] != drawn[6]
-        assert steps[0] != steps[2]
+        assert steps[0] == steps[2] == steps[4] != steps[1] == steps[3] == steps[5] != steps[6]
         logs = [log for log in trainer.state.log_history if "loss" in log]
         assert logs[4]["critic/loss"] < logs[0]["critic/loss"]
-        assert logs[-1]["replay/samples_per_step"] == 12 * 8 / 16
+        assert logs[-1]["replay/draws_per_step"] == 12 * 8 / 16
 
     def test_tokens_are_counted(self, tmp_path):
         """Also in a run that was resumed; evaluation is free."""
@@ -136,7 +135,7 @@ class TestTraining:
         assert log["tokens/generated/act"] == sum(acted)
         assert 0 < log["tokens/cached"] < log["tokens/prefilled"]  # roles read the state of a transition again
 
-    def test_samples_per_step(self, tmp_path):
+    def test_draws_per_step(self, tmp_path):
         """Transitions trained on for each environment step so far, also in a run that was resumed."""
         config = {"samples_per_iteration": 8, "episodes_per_iteration": 1, "max_steps": 5, "logging_steps": 1}
         config.update(save_strategy="steps", save_steps=3)
@@ -148,29 +147,46 @@ class TestTraining:
             logs = [log for log in trainer.state.log_history if "loss" in log]
             assert [log["step"] for log in logs] == list(range(first, 6))
             for log in logs:
-                assert log["replay/samples_per_step"] == 4 * log["step"] / log["environment/steps"]
+                assert log["replay/draws_per_step"] == 4 * log["step"] / log["environment/steps"]
 
-    @pytest.mark.parametrize(
-        ("trainer_class", "own"),
-        [(NLACTrainer, {"policy", "critique", "refine"}), (StoredActionsTrainer, {"policy", "refine"})],
-    )
-    def test_which_role_uses_which_weights(self, tmp_path, trainer_class, own):
-        config = {"max_steps": 3, "target_update_rate": 0.1, "learning_rate": 1e-2}
+    @pytest.mark.parametrize("bootstrap", ["implicit", "explicit"])
+    @pytest.mark.parametrize("trainer_class", [NLACTrainer, StoredActionsTrainer])
+    def test_which_role_uses_which_weights(self, tmp_path, trainer_class, bootstrap):
+        """
+        The trained ones act and criticise, the target weights foresee, and the initial ones write targets and refine.
+        """
+        config = {"max_steps": 3, "target_update_rate": 0.1, "learning_rate": 1e-2, "bootstrap": bootstrap}
         trainer = make_trainer(tmp_path, config, trainer_class)
-        ask, asked = trainer.roles.ask, []
+        initial = trainer.model.model.norm.weight.detach().clone()
+        ask, asked, trained = trainer.roles.ask, set(), []
+
+        class Note(TrainerCallback):
+            def on_step_end(self, args, state, control, model=None, **kwargs):
+                trained.append(model.model.norm.weight.detach().clone())
 
         def spy(role, prompts, *args, **kwargs):
             weight = trainer.model.model.norm.weight.detach()
-            average = trainer.target_weights.state_dict()["model.norm.weight"]
-            if prompts:
-                asked.append((trainer.state.global_step, role, torch.equal(weight, average)))
+            known = {
+                "trained": trained[-1:],
+                "target": [trainer.target_weights.state_dict()["model.norm.weight"]],
+                "initial": [initial],
+            }
+            if prompts and trained:
+                asked.add((role, *(name for name, of in known.items() if of and torch.equal(weight, of[0]))))
             return ask(role, prompts, *args, **kwargs)
 
+        trainer.add_callback(Note())
         trainer.roles.ask = spy
         trainer.train()
-        later = [(role, with_target) for step, role, with_target in asked if step > 0]
-        assert {role for role, with_target in later if with_target} == {"successor", "backup"}
-        assert {role for role, with_target in later if not with_target} == own
+        foreseen = {
+            "implicit": {("successor", "target")},
+            "explicit": {("policy", "target"), ("critique", "target")},
+        }
+        expected = {("policy", "trained"), ("backup", "initial"), ("refine", "initial"), *foreseen[bootstrap]}
+        if trainer_class is NLACTrainer:
+            expected.add(("critique", "trained"))
+        assert asked == expected
+        assert torch.equal(trainer.initial_weights.state_dict()["model.norm.weight"], initial)
 
     def test_gradient_accumulation_is_one_big_batch(self, tmp_path):
         gradients = []
@@ -209,7 +225,7 @@ class TestTraining:
         samples, unread = [Sample(Transition(episode, 0), 0, 1.0)] * 8, Answer(Prompt.of([1]), (), "", None)
         critic = critic_examples(trainer.roles, samples, [unread] * 8)
         policy = policy_examples(trainer.roles, samples, [None] * 8)
-        batches = make_batches(samples, critic, policy, [[]], 2, trainer.roles.chat.end_of_turn_id, spread_by_prefix)
+        batches = make_batches(samples, critic, policy, 1, 2, trainer.roles.chat.end_of_turn_id, spread_by_prefix)
         collate = NLACCollator(trainer.processing_class.pad_token_id)
         assert [[example.weight for example in batch] for batch in batches] == [[0.0], [0.0]]
         for batch in batches:
@@ -224,7 +240,7 @@ class TestTraining:
         trainer.replay.add([long, episode])
         samples = [Sample(Transition(long, 0), 0, 1.0)] * 4
         unread = [Answer(Prompt.of([1]), (), "", None)] * 4
-        refined = Refinement("a", "a", Critique("", False), Answer(Prompt.of([1]), (2,), "b", "b"))
+        refined = Refinement("a", Critique("", False), Answer(Prompt.of([1]), (2,), "b", "b"))
         for coefficient, refinement, number in ((1.0, None, 0), (1.0, refined, 0), (0.0, refined, 1)):
             trainer.args.policy_loss_coef = coefficient
             trainer._make_batches(samples, unread, [refinement] * 4)
@@ -232,22 +248,20 @@ class TestTraining:
             trainer.replay.take_in()
 
     def test_micro_batches_have_examples_of_similar_length(self, tmp_path):
-        config = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 4, "rehearsal_ratio": 0.5}
-        data = {"rehearsal_dataset": make_rehearsal_dataset("service_desk")}
-        trainer = make_trainer(tmp_path, {**config, "max_steps": 1}, RecordingTrainer, **data)
+        config = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 4}
+        trainer = make_trainer(tmp_path, {**config, "max_steps": 1}, RecordingTrainer)
         trainer.shares_prefixes = False
         trainer.train()
         batches = trainer.micro_batches
-        assert [len(batch.examples) for batch in batches] == [5] * 4  # 8 transitions in two losses, 4 of rehearsal
+        assert [len(batch.examples) for batch in batches] == [4] * 4  # 8 transitions in two losses
         lengths = torch.cat([batch.tokens.inputs["attention_mask"].sum(1) for batch in batches]).tolist()
         assert lengths == sorted(lengths) and lengths[0] < lengths[-1]
-        assert batches[0].tokens.inputs["input_ids"].shape == (5, lengths[4])
+        assert batches[0].tokens.inputs["input_ids"].shape == (4, lengths[3])
 
     @pytest.mark.parametrize(
         "config",
         [
             {"num_futures": 2},
-            {"num_refinements": 2},
             {"bootstrap": "explicit"},
             {"policy_loss_type": "distill"},
         ],
@@ -296,11 +310,18 @@ class TestTraining:
         config = {"policy_loss_type": "distill", "critic_loss_coef": 0.0, "learning_rate": 0.0, "max_steps": 1}
         trainer_class = RecordingOfStored if is_stored else RecordingTrainer
         trainer = make_trainer(tmp_path, {**config, "logging_steps": 1}, trainer_class)
+        ask, asked = trainer.roles.ask, []
+
+        def spy(role, prompts, parse=None, sampling=None, *args, **kwargs):
+            asked.extend([sampling] * len(prompts) if role == "refine" else [])
+            return ask(role, prompts, parse, sampling, *args, **kwargs)
+
+        trainer.roles.ask = spy
         trainer.train()
         (inputs,) = trainer.micro_batches
         assert inputs.examples and {example.loss for example in inputs.examples} == {"policy"}
-        refined = {"refine/format_rate", "refine/changed_rate", "oracle/refined_better_rate"}
-        assert not refined & trainer.state.log_history[0].keys()  # nothing was asked for
+        assert not {"refine/changed_rate", "oracle/refined_better_rate"} & trainer.state.log_history[0].keys()
+        assert all(sampling and sampling.temperature == 0 for sampling in asked)  # asked for, to check targets alone
         stored = {sample.transition_id: sample.transition for sample in trainer.replay.sample(64)}
         decode = trainer.roles.chat.tokenizer.decode
         expected = []
@@ -319,12 +340,12 @@ class TestTraining:
         assert trainer.state.log_history[0]["policy/loss"] == pytest.approx(mean(expected), rel=1e-3)
         assert mean(expected) > 0.01
 
-    def test_the_teacher_has_the_target_weights(self, tmp_path):
+    def test_the_teacher_has_the_initial_weights(self, tmp_path):
         config = {"policy_loss_type": "distill", "critic_loss_coef": 0.0, "learning_rate": 0.0, "max_steps": 1}
         trainer = make_trainer(tmp_path, config, RecordingTrainer)
         trainer.train()
-        example, target = trainer.micro_batches[0].examples[0], trainer.target_weights
-        target.load_state_dict({name: 0.9 * average for name, average in target.state_dict().items()})
+        example, initial = trainer.micro_batches[0].examples[0], trainer.initial_weights
+        initial.load_state_dict({name: 0.9 * values for name, values in initial.state_dict().items()})
         own = weights(trainer.model)
         loss = trainer.compute_loss(trainer.model, trainer._collate([example]))
         loss.backward()
@@ -332,7 +353,7 @@ class TestTraining:
         assert trainer.model.training
         logps, n = [], len(example.completion_ids)
         for prompt, teaches in ((example.prompt, False), (example.teacher_prompt, True)):
-            with torch.no_grad(), target.swapped_into(trainer.model) if teaches else nullcontext():
+            with torch.no_grad(), initial.swapped_into(trainer.model) if teaches else nullcontext():
                 logits = trainer.model(torch.tensor([[*prompt.ids, *example.completion_ids]])).logits[0, -n - 1 : -1]
             logps.append(logits.log_softmax(-1))
         q, p = logps
@@ -342,14 +363,14 @@ class TestTraining:
 
     def test_refined_actions_that_do_other_than_told_are_not_learned(self, tmp_path, monkeypatch):
         """They are still counted."""
-        config = {"mask_noncompliant_refinements": True, "max_steps": 1, "logging_steps": 1}
-        trainer = make_trainer(tmp_path, config, RecordingTrainer)
+        trainer = make_trainer(tmp_path, {"max_steps": 1, "logging_steps": 1}, RecordingTrainer)
         refine, told = trainer._refine, []
 
         def repeat_the_first(*args):
             first, *others = refine(*args)
-            told.extend(other.refined_action.token_ids for other in others)
-            return [replace(first, attempt=first.refined_action.parsed), *others]
+            assert not first.is_kept
+            told.extend(other.refined_action.token_ids for other in others if other.complies)
+            return [replace(first, action=first.refined_action.parsed), *others]
 
         monkeypatch.setattr(trainer, "_refine", repeat_the_first)
         trainer.train()
@@ -357,17 +378,29 @@ class TestTraining:
         assert sorted(e.completion_ids for e in examples if e.loss == "policy") == sorted(told) and len(told) == 3
         assert trainer.state.log_history[0]["health/refine_compliance"] == 0.75
 
-    @pytest.mark.parametrize(
-        ("option", "value"),
-        [
-            ("num_refinements", 2),
-            ("refine_best_actions", False),
-            ("mask_noncompliant_refinements", True),
-        ],
-    )
-    def test_options_of_refined_actions_are_refused_where_there_are_none(self, tmp_path, option, value):
-        with pytest.raises(ValueError, match=f"`{option}={value}` .* `policy_loss_type='distill'`"):
-            NLACConfig(str(tmp_path), use_cpu=True, policy_loss_type="distill", **{option: value})
+    def test_targets_that_contradict_themselves_lose_their_advice(self, tmp_path, monkeypatch):
+        """Before they are kept and trained on, by the refinement policy with the initial weights."""
+        trainer = make_trainer(tmp_path, {"max_steps": 1, "logging_steps": 1, "target_max_age": 4}, RecordingTrainer)
+        ask = trainer.roles.ask
+
+        def repeat(role, prompts, *args, **kwargs):
+            answers, sampling = ask(role, prompts, *args, **kwargs), kwargs.get("sampling")
+            if role != "refine" or sampling is None or sampling.temperature:
+                return answers
+            actions = {t.turn.action for episode in trainer.replay.episodes for t in episode.transitions}
+            texts = [decode(prompt.ids) for prompt in prompts]
+            of_prompt = [max(actions, key=lambda action: text.rfind(f"{action}<|end|>")) for text in texts]
+            return [replace(answer, parsed=action) for answer, action in zip(answers, of_prompt, strict=True)]
+
+        decode = trainer.roles.chat.tokenizer.decode
+        monkeypatch.setattr(trainer.roles, "ask", repeat)
+        trainer.train()
+        assert trainer.state.log_history[0]["health/advice_repeats_action"] == 1.0
+        examples = [e for batch in trainer.micro_batches for e in batch.examples if e.loss == "critic"]
+        critiques = [parse_critique(trainer.roles.chat.decode(list(e.completion_ids))) for e in examples]
+        assert critiques and all(critique.optimal or not critique.advice for critique in critiques)
+        kept = [json.loads(target)["critique"] for target in targets_of(trainer.replay) if target is not None]
+        assert kept and not any(critique["advice"] for critique in kept if not critique["optimal"])
 
     def test_thoughts_are_not_taught_by_those_who_read_the_critique(self, tmp_path):
         with pytest.raises(ValueError, match="`policy_loss_type='distill'` would teach chains of thought"):
@@ -389,20 +422,30 @@ class TestTraining:
         torch.testing.assert_close(half, whole / 2)
         assert priorities_of(trainer.replay) == pytest.approx(priorities, rel=1e-4)
 
-    def test_rehearsal(self, tmp_path):
-        """Of answers that are not likely, so that they count in the loss."""
-        task, answer = {"role": "user", "content": "baku 2"}, {"role": "assistant", "content": "refused refused"}
-        trainer = make_trainer(
-            tmp_path,
-            {"rehearsal_ratio": 0.5, "logging_steps": 1, "critic_loss_coef": 2.0, "policy_loss_coef": 3.0},
-            RecordingTrainer,
-            rehearsal_dataset=Dataset.from_list([{"prompt": [task], "completion": [answer]}]),
-        )
+    @pytest.mark.parametrize("coefficient", [1.0, 0.0])
+    def test_a_transition_without_a_target_gets_the_lowest_priority(self, tmp_path, coefficient):
+        """No critic loss will lower it. Without a critic, no priority changes."""
+        trainer = make_trainer(tmp_path, {"critic_loss_coef": coefficient})
+        roles = trainer.roles
+        transitions = make_transitions(roles)
+        trainer.replay.add([transitions[0].episode])
+        samples = [Sample(transition, i, 1.0) for i, transition in enumerate(transitions)]
+        targets = [
+            Answer(transitions[0].state_action, (), "", None),
+            Answer(transitions[1].state_action, (3,), "", Critique("", True)),
+        ]
+        refined = Refinement("a", Critique("", False), Answer(Prompt.of([1]), (2,), "b", "b"))
+        trainer._make_batches(samples * 2, targets * 2, [refined] * 4)
+        assert priorities_of(trainer.replay).tolist() == ([1e-6, 1.0] if coefficient else [1.0, 1.0])
+        assert trainer.replay.num_left_out == 0  # a later target can be read
+
+    def test_the_loss_is_the_weighted_sum_of_both(self, tmp_path):
+        config = {"logging_steps": 1, "critic_loss_coef": 2.0, "policy_loss_coef": 3.0}
+        trainer = make_trainer(tmp_path, config, RecordingTrainer)
         trainer.train()
-        assert [losses.count("rehearsal") for losses in trainer.losses()] == [2, 2]
         log, numbers = trainer.state.log_history[0], Counter(trainer.losses()[0])
-        assert log["rehearsal/loss"] > 1
-        coefficients = {"critic": 2.0, "policy": 3.0, "rehearsal": 1.0}
+        coefficients = {"critic": 2.0, "policy": 3.0}
+        assert numbers.keys() == coefficients.keys()
         expected = sum(number * coefficients[loss] * log[f"{loss}/loss"] for loss, number in numbers.items()) / 4
         assert log["loss"] == pytest.approx(expected, rel=1e-3)
 
@@ -495,10 +538,12 @@ class TestTraining:
     def test_react_with_default_prompts(self, tmp_path):
         trainer = make_trainer(tmp_path, {"action_format": "react", "logging_steps": 1}, prompts=NLACPrompts())
         trainer.train()
-        # The tiny model cannot write this format. The observations say so, and no answer is trained on.
-        assert trainer.state.log_history[0]["policy/format_rate"] == 0
-        assert "could not be read as an action" in trainer.replay.episodes[0].turns[0].next_observation
-        assert "policy/loss" not in trainer.state.log_history[0]
+        # The tiny model cannot write this format. What it writes without a thought is an action, but the questions to
+        # the critic do not fit into its context, so that no answer is trained on.
+        log, episode = trainer.state.log_history[0], trainer.replay.episodes[0]
+        assert log["policy/format_rate"] == 1 and log["prompts/too_long_ratio"] > 0
+        assert episode.turns[0].action == trainer.roles.chat.decode(list(episode.transitions[0].action_ids))
+        assert "critic/format_rate" not in log and "policy/loss" not in log
 
     def test_tool_environment_with_reward_function(self, tmp_path):
         class Ticket:
@@ -531,23 +576,21 @@ class TestTraining:
         assert all(episode.score == len(episode.turns) > 0 for episode in trainer.replay.episodes)
 
     def test_options_reach_their_parts(self, tmp_path):
-        config = {"priority_exponent": 0.25, "max_concurrent_environments": 3, "seed": 7, "rehearsal_ratio": 0.5}
+        config = {"priority_exponent": 0.25, "max_concurrent_environments": 3, "seed": 7}
         config |= {"audit_samples": 1, "disable_dropout": True}
         adapter = LoraConfig(target_modules=["q_proj"], lora_dropout=0.5)
-        rehearsal = make_rehearsal_dataset("service_desk", size=50)
-        trainer = make_trainer(tmp_path, config, peft_config=adapter, rehearsal_dataset=rehearsal)
+        trainer = make_trainer(tmp_path, config, peft_config=adapter)
         replay, records = trainer.replay, trainer.records
         assert replay.priority_exponent == 0.25
         assert trainer.environments.max_instances == 3
-        assert records.health.rehearsal_ratio == 0.5 and records.audit is not None
+        assert records.audit is not None
         assert {module.p for module in trainer.model.modules() if isinstance(module, torch.nn.Dropout)} == {0}
-        # The seed is that of both draws.
+        # The seed is that of the draws.
         same = PrioritizedReplay(replay.capacity, priority_exponent=0.25, seed=7)
         for buffer in (replay, same):
             buffer.add([make_episode(num_turns=5) for _ in range(4)])
         drawn = [[sample.transition_id for sample in buffer.sample(20)] for buffer in (replay, same)]
         assert drawn[0] == drawn[1]
-        assert trainer.rehearsal.rng.random() == np.random.default_rng(7).random()
 
     def test_logged_conversations(self, tmp_path):
         messages = [{"role": "user", "content": "baku 2"}, {"role": "assistant", "content": "route legal"}]
@@ -585,16 +628,6 @@ class TestBadInput:
         tokenizer.chat_template = None
         with pytest.raises(ValueError, match="`processing_class`.*no chat template"):
             make_trainer(tmp_path, processing_class=tokenizer)
-
-    def test_rehearsal_without_data(self, tmp_path):
-        with pytest.raises(ValueError, match="`rehearsal_ratio=0.5` needs a `rehearsal_dataset`"):
-            make_trainer(tmp_path, {"rehearsal_ratio": 0.5})
-        with pytest.raises(ValueError, match="`rehearsal_dataset` has no column `completion`"):
-            make_trainer(tmp_path, {"rehearsal_ratio": 0.5}, rehearsal_dataset=Dataset.from_dict({"prompt": ["a"]}))
-
-    def test_rehearsal_data_without_a_ratio(self, tmp_path, caplog):
-        make_trainer(tmp_path, rehearsal_dataset=make_rehearsal_dataset("service_desk", size=2))
-        assert "`rehearsal_dataset` is not used, because `rehearsal_ratio` is 0" in caplog.text
 
     def test_what_a_plain_environment_cannot_have(self, tmp_path):
         class Paid:

@@ -20,8 +20,6 @@ from .secrets import hide_secrets, remember_secrets
 
 
 MAX_SAMPLES = 10**6  # of an iteration, and of its episodes
-# Options of refined actions that are sampled, with their defaults.
-OF_REFINED_ACTIONS = {"num_refinements": 1, "refine_best_actions": True, "mask_noncompliant_refinements": False}
 # Options of an iteration that follow from others where they are left open.
 _LEFT_OPEN = ("samples_per_iteration", "episodes_per_iteration")
 SAMPLES_PER_STEP = 4  # by default, transitions trained on for each environment step of the longest episodes
@@ -65,7 +63,7 @@ class NLACConfig(RoleOptions, GenerationOptions, EnvironmentOptions, RecordOptio
             Number of transitions trained on in each iteration, over all processes. Must be divisible by the global
             batch size. If `None`, the smallest such number that is at least four for each step of
             `episodes_per_iteration` episodes of `max_turns` (of one episode for each process, if that is `None`, too).
-        num_updates_per_generation (`int`, *optional*, defaults to `1`):
+        num_updates_per_generation (`int`, *optional*, defaults to `3`):
             Number of gradient steps on each transition of an iteration, with the same target and refined action: the
             steps of the iteration are taken again, in their order, and set priorities again. `num_iterations` of
             [`~trl.GRPOConfig`]. `1` is the paper.
@@ -96,10 +94,10 @@ class NLACConfig(RoleOptions, GenerationOptions, EnvironmentOptions, RecordOptio
 
         > Parameters that control targets
 
-        target_update_rate (`float`, *optional*, defaults to `0.005`):
+        target_update_rate (`float`, *optional*, defaults to `0.002`):
             Tau: weight of the trained weights in the target weights after each sample that they were trained on. Line
             10 of algorithm 1 stands inside the loop over samples; after a gradient step on B of them the rate is
-            `1 - (1 - tau) ** B`. With `1` the target weights are a copy.
+            `1 - (1 - tau) ** B`. With `1` the target weights are a copy. The paper has `0.005`.
         target_max_age (`int`, *optional*, defaults to `1`):
             Number of iterations for which a Bellman target is used: each time that its transition is drawn in the
             iteration that wrote it, and in the next ones if it is more than 1. With `0` every draw gets a target of
@@ -110,8 +108,7 @@ class NLACConfig(RoleOptions, GenerationOptions, EnvironmentOptions, RecordOptio
             and its future from the critic, which are both trained (the paper's equation 1), `"implicit"` asks the
             successor model, whose prompt is not trained, for both in one answer (the paper's implementation, one
             generation less), `"monte_carlo"` takes what followed in the episode, under the policy of that time. Where
-            an episode was cut, the successor model says how it would have gone on. What `"explicit"` and `"implicit"`
-            sample, the next action too, is sampled with the settings of `successor` in `role_sampling`.
+            an episode was cut, the successor model says how it would have gone on.
 
         > Parameters that control the losses
 
@@ -124,37 +121,15 @@ class NLACConfig(RoleOptions, GenerationOptions, EnvironmentOptions, RecordOptio
         policy_loss_type (`str`, *optional*, defaults to `"sampled"`):
             What the policy learns: a refined action (`"sampled"`, the paper), or along its own action the refinement
             policy's distribution (`"distill"`). `"sampled"` is the negative log-likelihood of a sampled refined action
-            (equation 6). `"distill"` is the Kullback-Leibler divergence at each token, as in self-distillation with
-            feedback (https://huggingface.co/papers/2601.20802), but with a critique as the feedback. It is
-            KL(refined || policy), TRL's `distillation_alpha=0`, which is least at the mean of what different critiques
-            advise; where outcomes are partly luck, act at a lower temperature than 1 afterwards. No refined action is
-            generated; the teacher has the target weights. Not for models with chains of thought, whose thoughts would
-            be taught by one that has read the critique.
+            (equation 6); one that its critique calls the best is its own. `"distill"` is the Kullback-Leibler
+            divergence at each token, as in self-distillation with feedback (https://huggingface.co/papers/2601.20802),
+            but with a critique as the feedback. It is KL(refined || policy), TRL's `distillation_alpha=0`, which is
+            least at the mean of what different critiques advise; where outcomes are partly luck, act at a lower
+            temperature than 1 afterwards. No refined action is generated; the teacher has the initial weights. Not for
+            models with chains of thought, whose thoughts would be taught by one that has read the critique.
 
-        > Parameters that control refinement
+        > Parameters that control watching
 
-        num_refinements (`int`, *optional*, defaults to `1`):
-            Rounds m of critique and refinement.
-        refine_best_actions (`bool`, *optional*, defaults to `True`):
-            Whether an action that its critique calls the best is refined, too, though the answer should repeat it (the
-            paper). Otherwise it is its own refinement, and nothing is generated. A stored action is refined all the
-            same where the chat template knows chains of thought, of which conversations keep only a part.
-        mask_noncompliant_refinements (`bool`, *optional*, defaults to `False`):
-            Whether refined actions that do other than their critiques say are excluded from the policy loss: one that
-            repeats an action that was not called the best, or changes one that was. No loss trains the refinement
-            policy, and once it repeats what was criticised, the policy learns its own actions and can collapse onto
-            one of them. Where critiques hardly ever call an action the best, the policy then learns none that it
-            already takes, which went well on one benchmark and badly on another. The paper trains on all.
-
-        > Parameters that control rehearsal and watching
-
-        rehearsal_ratio (`float`, *optional*, defaults to `0.0`):
-            Number of rehearsal samples in each batch, relative to the transitions. `0` is the paper.
-        rehearsal_source (`str`, *optional*, defaults to `"dataset"`):
-            What is rehearsed: the trainer's `rehearsal_dataset` (`"dataset"`), or the initial model's own readable
-            answers in every role (`"self"`). These are about 128 transitions of its first episodes or of the logs; of
-            its refined actions only those that do as their critique says. They are written in the first iteration and
-            kept in every checkpoint.
         max_environment_failure_rate (`float`, *optional*, defaults to `0.5`):
             Share of failed environments above which training stops, with a checkpoint. The last 100 episodes count. An
             evaluation with more is not compared with others.
@@ -184,7 +159,7 @@ class NLACConfig(RoleOptions, GenerationOptions, EnvironmentOptions, RecordOptio
     # Parameters that control the loop
     episodes_per_iteration: int | None = None
     samples_per_iteration: int | None = None
-    num_updates_per_generation: int = 1
+    num_updates_per_generation: int = 3
     max_tokens_per_batch: int | None = None
     learning_rate: float = 5e-6
     async_rollouts: bool = False
@@ -197,7 +172,7 @@ class NLACConfig(RoleOptions, GenerationOptions, EnvironmentOptions, RecordOptio
     priority_exponent: float = 0.1
 
     # Parameters that control targets
-    target_update_rate: float = 0.005
+    target_update_rate: float = 0.002
     target_max_age: int = 1
     bootstrap: str = field(default="explicit", metadata={"choices": ["implicit", "explicit", "monte_carlo"]})
 
@@ -206,14 +181,7 @@ class NLACConfig(RoleOptions, GenerationOptions, EnvironmentOptions, RecordOptio
     policy_loss_coef: float = 1.0
     policy_loss_type: str = field(default="sampled", metadata={"choices": ["sampled", "distill"]})
 
-    # Parameters that control refinement
-    num_refinements: int = 1
-    refine_best_actions: bool = True
-    mask_noncompliant_refinements: bool = False
-
-    # Parameters that control rehearsal and watching
-    rehearsal_ratio: float = 0.0
-    rehearsal_source: str = field(default="dataset", metadata={"choices": ["dataset", "self"]})
+    # Parameters that control watching
     max_environment_failure_rate: float = 0.5
 
     # Parameters that control evaluation
@@ -261,7 +229,6 @@ class NLACConfig(RoleOptions, GenerationOptions, EnvironmentOptions, RecordOptio
             self,
             "bootstrap",
             "policy_loss_type",
-            "rehearsal_source",
         )
         check_at_least(
             self,
@@ -286,13 +253,12 @@ class NLACConfig(RoleOptions, GenerationOptions, EnvironmentOptions, RecordOptio
         check_at_least(self, 1, "per_device_eval_batch_size")
         check(self, "max_steps", self.max_steps >= -1, "not negative, or -1 to train for `num_train_epochs`")
         check_between(self, 1, MAX_SAMPLES, "episodes_per_iteration", "samples_per_iteration")
-        check_between(self, 1, 1000, "num_refinements", "num_updates_per_generation")
+        check_between(self, 1, 1000, "num_updates_per_generation")
         check_between(self, 1, 10_000, "num_eval_episodes")
         check_between(self, 0, 100_000, "num_eval_critiques")
         # Larger factors make losses, gradients or weights overflow.
         check_between(self, 0, 1_000_000, "critic_loss_coef", "policy_loss_coef")
         check_between(self, 0, 1000, "learning_rate")
-        check_between(self, 0, 100, "rehearsal_ratio")
         check_between(self, 0, 1, "priority_exponent", "max_environment_failure_rate")
         check(self, "remove_unused_columns", not self.remove_unused_columns, "False: columns are keywords of `reset`")
         check(self, "target_update_rate", 0 < self.target_update_rate <= 1, "above 0 and at most 1")
@@ -316,23 +282,11 @@ class NLACConfig(RoleOptions, GenerationOptions, EnvironmentOptions, RecordOptio
             )
 
     def _check_what_is_trained(self) -> None:
-        """Check losses and rehearsal together."""
-        if self.rehearsal_source == "self" and not self.rehearsal_ratio:
+        """Check the losses together."""
+        if not (self.critic_loss_coef or self.policy_loss_coef):
             raise ValueError(
-                "`rehearsal_source='self'` rehearses nothing with `rehearsal_ratio=0`. Set a ratio, for example 0.25."
+                "`critic_loss_coef=0` with `policy_loss_coef=0` trains neither the critic nor the policy. Raise one."
             )
-        if not (self.critic_loss_coef or self.policy_loss_coef or self.rehearsal_ratio):
-            raise ValueError(
-                "`critic_loss_coef=0` with `policy_loss_coef=0` trains neither the critic nor the policy, and nothing "
-                "is rehearsed. Raise one of them, or set `rehearsal_ratio`."
-            )
-        if self.policy_loss_type == "distill":
-            for name, default in OF_REFINED_ACTIONS.items():
-                if vars(self)[name] != default:
-                    raise ValueError(
-                        f"`{name}={vars(self)[name]}` has no use with `policy_loss_type='distill'`, which samples no "
-                        "refined actions. Set one of them to its default."
-                    )
 
     def set_checkpointing_kwargs(self, kwargs: dict[str, Any]) -> None:
         """Set how activations are recomputed, by both names."""

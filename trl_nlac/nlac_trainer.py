@@ -26,13 +26,13 @@ from .evaluation.comparing import ComparedEvaluations
 from .evaluation.evaluation import evaluate_policy, joint_metrics
 from .evaluation.health import iteration_metrics
 from .evaluation.metrics import mean_over_processes
-from .method.backup import is_repeatable
+from .method.backup import write_targets
 from .method.batches import MicroBatch, NLACCollator, make_batches, spread_by_length, spread_by_prefix
-from .method.critic import critiques, judge_aside
-from .method.iteration import make_examples, refine_samples, unanswerable, write_targets
+from .method.critic import judge_aside
+from .method.iteration import attempt_each, foresee_each, make_examples, refined_actions, unanswerable
 from .method.losses import batch_losses, token_divergences
-from .method.refinement import Criticise
-from .method.target_weights import TargetUpdateCallback
+from .method.refinement import Attempt, without_contradictions
+from .method.target_weights import InitialWeights, TargetWeights, WeightsCallback
 from .nlac_config import NLACConfig
 from .prompts import NLACPrompts
 from .records.folder import END_OF_TRAINING
@@ -44,9 +44,8 @@ from .training.checkpoint import drop_outdated, load_rows, load_state, save_rows
 from .training.chunked_head import can_chunk_head
 from .training.guards import GradientGuard, IdleMonitor, LossGuard
 from .training.passes import accumulating, split_into_passes
-from .training.rehearsal import NUM_REHEARSAL_TRANSITIONS
 from .training.run import RunTrainer
-from .training.target_reuse import current_targets, target_lags
+from .training.target_reuse import TargetReuse, target_lags
 from .training.tree_attention import start_sharing
 from .training.unchanged import UnchangedWeightsCallback
 from .types import (
@@ -54,6 +53,7 @@ from .types import (
     Answer,
     Episode,
     Judgement,
+    Prompt,
     Refinement,
     Sample,
     TrainingExample,
@@ -79,8 +79,8 @@ class NLACTrainer(PublishedTrainer, ComparedEvaluations, RunTrainer):
     |---|---|---|
     | 3-6 | act, store | [`~episodes.rollout.play_episodes`], [`PrioritizedReplay.add`] |
     | 7 | draw training samples | [`PrioritizedReplay.sample`] |
-    | 8 | critic loss on Bellman targets | [`~method.backup.bellman_targets`], `compute_loss` |
-    | 9 | policy loss on refined actions | [`~method.refinement.refine_actions`], `compute_loss` |
+    | 8 | critic loss on Bellman targets | [`~method.backup.backup_questions`], `write_targets`, `compute_loss` |
+    | 9 | policy loss on refined actions | [`~method.refinement.sample_attempts`], `refine_attempts`, `compute_loss` |
     | 10 | target weights | [`TargetWeights.update`] |
 
     Example:
@@ -143,10 +143,6 @@ class NLACTrainer(PublishedTrainer, ComparedEvaluations, RunTrainer):
         replay_dataset ([`~datasets.Dataset`], *optional*):
             Logged conversations that fill the replay buffer before training, with the columns `messages` and `reward`,
             see [`~episodes.logs.episodes_from_logs`]. Without an `environment_factory` they are the only data.
-        rehearsal_dataset ([`~datasets.Dataset`], *optional*):
-            Supervised samples of the roles, with the conversational columns `prompt` and `completion`, mixed into the
-            batches by `rehearsal_ratio`, so that the model does not forget a role. `trl-nlac rehearse` writes such a
-            dataset. Not in the paper.
         callbacks (`list[TrainerCallback]`, *optional*):
             Callbacks.
         optimizers (`tuple[torch.optim.Optimizer | None, torch.optim.lr_scheduler.LambdaLR | None]`, *optional*):
@@ -185,7 +181,6 @@ class NLACTrainer(PublishedTrainer, ComparedEvaluations, RunTrainer):
         tools: list[Callable] | None = None,
         prompts: NLACPrompts | None = None,
         replay_dataset: Dataset | None = None,
-        rehearsal_dataset: Dataset | None = None,
         callbacks: list[TrainerCallback] | None = None,
         optimizers: tuple[torch.optim.Optimizer | None, torch.optim.lr_scheduler.LambdaLR | None] = (None, None),
         peft_config: "PeftConfig | None" = None,
@@ -204,7 +199,6 @@ class NLACTrainer(PublishedTrainer, ComparedEvaluations, RunTrainer):
         )
         set_seed(args.seed)  # adapters are initialised randomly
         loaded = build.load(model, args, self.environments, processing_class, peft_config, quantization_config)
-        self.rehearsal = build.make_rehearsal(args, rehearsal_dataset, loaded.chat)
         super().__init__(
             model=loaded.model,
             args=args,
@@ -220,8 +214,12 @@ class NLACTrainer(PublishedTrainer, ComparedEvaluations, RunTrainer):
         self.roles = build.make_roles(loaded, self.model, args, self.accelerator, prompts, is_sharded_later)
         self.rollouts = build.make_rollouts(self.environments, self.roles, self.rewards, args)
         self.replay = build.make_replay(args, self.roles, replay_dataset)
-        self.target_weights = build.make_target_weights(args, None if is_sharded_later else self.model)
-        self.add_callback(TargetUpdateCallback(self.target_weights))
+        whole = None if is_sharded_later else self.model
+        self.initial_weights, self.target_weights = (
+            InitialWeights(whole),
+            TargetWeights(whole, args.target_update_rate),
+        )
+        self.add_callback(WeightsCallback(self.initial_weights, self.target_weights))
         self.add_callback(UnchangedWeightsCallback())
         self.records = Records(args, loaded.chat.decode)
         self.idle = IdleMonitor()
@@ -232,7 +230,6 @@ class NLACTrainer(PublishedTrainer, ComparedEvaluations, RunTrainer):
         self.player = Player(self.rollouts, failures, self.rendezvous, *of_run)
         self.stateful = {
             "records": self.records,
-            "rehearsal": self.rehearsal,
             "failures": failures,
             "idle": self.idle,
             "loss_guard": self.loss_guard,
@@ -261,19 +258,16 @@ class NLACTrainer(PublishedTrainer, ComparedEvaluations, RunTrainer):
         with self._generating():
             if self.environments:
                 self.player.play(tasks, step, len(self.replay) > 0, is_last)
-            if self.rehearsal.is_due:
-                with self.records.timed("rehearsal"):
-                    _, transitions = self._sample(NUM_REHEARSAL_TRANSITIONS)
-                    self.rehearsal.ask(self.roles, transitions, self.args.bootstrap, self.args.num_refinements)
             samples, transitions = self._sample(self.args.samples_per_iteration)
             with self.records.timed("audit"):
                 judgements = judge_aside(self.roles, transitions[: self.args.audit_samples])
-            refinements = self._refine(transitions)
+            attempts = self._attempt(transitions)
+        reuse = self._target_reuse(samples)
         with self.target_weights.swapped_into(self.model), self._generating():
-            targets = self._targets(samples)
-        if refinements is None:
-            with self._generating():
-                refinements = self._refine(transitions, targets)
+            questions = self._foresee(reuse.due)
+        with self.initial_weights.swapped_into(self.model), self._generating():
+            targets = self._write_targets(reuse, questions)
+            refinements = self._refine(transitions, attempts, targets)
         self.player.play_on()
         batches = self._make_batches(samples, targets, refinements)
         self._record_iteration(samples, judgements, targets, refinements, batches)
@@ -283,7 +277,7 @@ class NLACTrainer(PublishedTrainer, ComparedEvaluations, RunTrainer):
         if return_outputs:
             raise ValueError("The NLACTrainer does not support returning outputs")
         distills = self.args.policy_loss_type == "distill"
-        teacher = partial(self.target_weights.swapped_into, self.model) if distills else None
+        teacher = partial(self.initial_weights.swapped_into, self.model) if distills else None
         aux_losses = [] if self.args.router_aux_loss_coef else None
 
         def compute(batch: MicroBatch) -> torch.Tensor:
@@ -296,7 +290,7 @@ class NLACTrainer(PublishedTrainer, ComparedEvaluations, RunTrainer):
         )
         num_tokens = batch.tokens.inputs["input_ids"].numel()
         self.records.add_losses(batch.examples, losses.detach(), num_tokens, self.accelerator.reduce)
-        coefficients = losses.new_tensor([self.args.critic_loss_coef, self.args.policy_loss_coef, 1.0])
+        coefficients = losses.new_tensor([self.args.critic_loss_coef, self.args.policy_loss_coef])
         # A sum over the samples of the micro-batch, dropped ones included, so that gradient accumulation and any
         # split over processes give the gradient of the whole batch.
         weights = coefficients[batch.loss_ids] * batch.weights  # (B,)
@@ -391,41 +385,52 @@ class NLACTrainer(PublishedTrainer, ComparedEvaluations, RunTrainer):
         samples = self.replay.sample(max(1, number // self.args.world_size))
         return samples, [sample.transition for sample in samples]
 
-    def _targets(self, samples: list[Sample]) -> list[Answer]:
-        """Take the Bellman targets that are kept and not too old, and write the others (line 8)."""
-        args, version = self.args, self.target_weights.num_updates
-        lifetime = args.target_max_age * args.updates_per_iteration
-        write = partial(write_targets, self.roles, bootstrap=args.bootstrap)
-        same = partial(is_repeatable, self.roles, bootstrap=args.bootstrap)
+    def _attempt(self, transitions: list[Transition]) -> list[Attempt | None]:
+        """Act in the states of transitions and judge the actions, with the policy's weights (line 9)."""
+        with self.records.timed("attempt"):
+            return attempt_each(self.roles, transitions)
+
+    def _target_reuse(self, samples: list[Sample]) -> TargetReuse:
+        """Choose the samples that need a new Bellman target."""
+        lifetime = self.args.target_max_age * self.args.updates_per_iteration
+        return TargetReuse(samples, self.replay.targets, self.target_weights.num_updates, lifetime)
+
+    def _foresee(self, transitions: list[Transition]) -> list[Prompt | None]:
+        """Foresee what follows transitions, with the target weights, and ask the backup about it (line 8)."""
+        with self.records.timed("future"):
+            return foresee_each(self.roles, transitions, self.args.bootstrap)
+
+    def _write_targets(self, reuse: TargetReuse, questions: list[Prompt | None]) -> list[Answer]:
+        """Write the Bellman targets that are due, with the initial weights; returns those of all samples (line 8)."""
         with self.records.timed("target"):
-            targets, versions = current_targets(samples, self.replay.targets, version, lifetime, write, same)
-        lags = target_lags(self.target_weights, versions, args.global_batch_size, args.draws_per_iteration)
-        self.roles.tally.note_all(lags)
+            written = write_targets(self.roles, reuse.due, questions)
+            targets, versions = reuse.complete(without_contradictions(self.roles, reuse.due, written))
+        sizes = (self.args.global_batch_size, self.args.draws_per_iteration)
+        self.roles.tally.note_all(target_lags(self.target_weights, versions, *sizes))
         return targets
 
     def _refine(
-        self, transitions: list[Transition], targets: list[Answer] | None = None, criticise: Criticise = critiques
-    ) -> list[Refinement | None] | None:
-        """
-        Refine a fresh action in the state of each transition, or with `targets` the stored one. It is called without
-        them first, and again with them where it returned `None`.
-        """
+        self, transitions: list[Transition], attempts: list[Attempt | None], targets: list[Answer]
+    ) -> list[Refinement | None]:
+        """Refine the attempts in the states of transitions, with the initial weights (line 9)."""
         with self.records.timed("refine"):
-            return refine_samples(self.roles, self.args, transitions, targets, criticise)
+            return refined_actions(self.roles, self.args, attempts)
 
     def _make_batches(
         self, samples: list[Sample], targets: list[Answer], refinements: list[Refinement | None]
     ) -> list[list[TrainingExample]]:
-        """Make the micro-batches of an iteration: examples of both losses, and of rehearsal."""
+        """Make the micro-batches of an iteration, with examples of both losses."""
         args, num_updates = self.args, self.args.num_updates_per_generation
-        step_size = args.gradient_accumulation_steps * args.per_device_train_batch_size
         of_critic, of_policy = make_examples(self.roles, args, samples, targets, refinements)
+        if args.critic_loss_coef:  # no loss will lower the priority of what has no target
+            without = [s.transition_id for s, example in zip(samples, of_critic, strict=True) if example is None]
+            self.replay.update_priorities(without, [0.0] * len(without))
         self.replay.leave_out(unanswerable(self.roles, args, samples, of_critic, of_policy))
         return make_batches(
             samples * num_updates,
             of_critic * num_updates,
             of_policy * num_updates,
-            [self.rehearsal.draw(step_size) for _ in range(num_updates * len(samples) // step_size)],
+            args.updates_per_iteration,
             args.gradient_accumulation_steps,
             self.roles.chat.end_of_turn_id,
             spread_by_prefix if self._collate.shares_prefixes else spread_by_length,
@@ -515,9 +520,6 @@ class NLACTrainer(PublishedTrainer, ComparedEvaluations, RunTrainer):
 
     # Checkpoints
 
-    def check_checkpoint(self, checkpoint: Path) -> None:
-        self.rehearsal.check(checkpoint)
-
     def _save(self, output_dir: str | None = None, state_dict=None) -> None:
         super()._save(output_dir, state_dict)
         if self.args.should_save:
@@ -532,10 +534,8 @@ class NLACTrainer(PublishedTrainer, ComparedEvaluations, RunTrainer):
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
         super()._save_optimizer_and_scheduler(output_dir)
         directory, rank, writes = Path(output_dir), self.args.process_index, self.args.should_save
-        if writes:
-            self.rehearsal.save(directory)
         batches, state = list(self._batches), self.run_state()
-        save_state(directory, rank, self.replay, self.target_weights, batches, state, writes)
+        save_state(directory, rank, self.replay, self.target_weights, self.initial_weights, batches, state, writes)
         save_rows(directory, rank, self.records.rows())
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
@@ -543,12 +543,12 @@ class NLACTrainer(PublishedTrainer, ComparedEvaluations, RunTrainer):
         if checkpoint is None:
             return
         of_process = (Path(checkpoint), self.args.process_index, self.args.world_size)
-        self.target_weights.start(self.model)
-        batches, state = load_state(*of_process, self.replay, self.target_weights)
+        for weights in (self.initial_weights, self.target_weights):
+            weights.start(self.model)
+        batches, state = load_state(*of_process, self.replay, self.target_weights, self.initial_weights)
         drop_outdated(of_process[0], state["iteration_options"], self.args, self.replay, batches)
         self._batches = deque(batches)
         self.load_run_state(state)
-        self.rehearsal.load(of_process[0])
         self.records.load_rows(load_rows(*of_process))
         if not batches:
             self.records.end_iteration()

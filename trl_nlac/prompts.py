@@ -91,6 +91,8 @@ Your action led to this observation:
 Take no action now. Foresee one way in which things may go on from here, until the task has succeeded or failed. \
 Write a few short sentences and call no tool."""
 
+STEP_REWARD = "The reward of this step is {reward}."
+
 BACKUP = """\
 Now judge the action that led to this observation. Answer in exactly this form:
 Future: <the observation, then what you foresaw after it, up to success or failure; what comes first matters most>
@@ -185,7 +187,7 @@ WORKED_EXAMPLES |= {
     "backup_correctness": WORKED_EXAMPLES["correctness"],
 }
 
-_FIELD = re.compile(r"\{(action_format|futures|next_observation|score|success_threshold|tools)\}")
+_FIELD = re.compile(r"\{(action_format|futures|next_observation|reward|score|success_threshold|tools)\}")
 _REQUIRED_FIELDS = {
     "tools": {"tools"},
     "evaluation": {"futures"},
@@ -198,6 +200,7 @@ _OPTIONAL_FIELDS = {
     **dict.fromkeys(("policy", "unreadable_action", "refine"), {"action_format"}),
     **dict.fromkeys(("backup_terminated", "backup_future_terminated", "backup_correctness"), {"success_threshold"}),
     "observed_end": {"score", "success_threshold"},
+    "step_reward": {"reward"},
 }
 
 
@@ -260,6 +263,9 @@ class NLACPrompts:
             Asks for the same as `backup_terminated` without the verdict (k > 1).
         backup_correctness (`str`, *optional*):
             Shows the final `{score}` and asks for the verdict alone, where a task is a single step.
+        step_reward (`str`, *optional*):
+            Follows `{next_observation}` where the reward of the step, `{reward}`, is not 0 (r_t of equation 1), unless
+            it is the final score, which is shown. Empty for none.
         observed_end (`str`, *optional*):
             Follows the observed course of an episode that ended (`bootstrap="monte_carlo"`). `{score}` is optional.
             Empty for none.
@@ -298,6 +304,7 @@ class NLACPrompts:
     backup_future: str = BACKUP_FUTURE
     backup_future_terminated: str = BACKUP_FUTURE_TERMINATED
     backup_correctness: str = BACKUP_CORRECTNESS
+    step_reward: str = STEP_REWARD
     observed_end: str = OBSERVED_END
     refine: str = REFINE
     correct_backup: str = CORRECT_BACKUP

@@ -12,7 +12,7 @@ import numpy as np
 Message = dict[str, Any]  # {"role": ..., "content": ...}, and `tool_calls` of an assistant or the `name` of a tool
 
 SPEAKERS = ("system", "user", "assistant", "tool")  # the roles of messages
-LOSSES = ("critic", "policy", "rehearsal")  # the losses of training examples
+LOSSES = ("critic", "policy")  # the losses of training examples
 FAILURE_KINDS = ("reset", "step", "reward", "observation", "timeout")  # where an environment failed, or how
 
 
@@ -320,10 +320,8 @@ class Refinement:
     Args:
         action (`str`):
             The first attempt: a fresh action a_t ~ pi_theta(. | s_t), or the stored one.
-        attempt (`str`):
-            The attempt that was refined last; with one round, the same.
         critique ([`Critique`]):
-            Q_L(s_t, a_t) of that attempt.
+            Q_L(s_t, a_t) of it.
         refined_action ([`Answer`]):
             a_t^r, the target of the policy loss.
         is_kept (`bool`, *optional*, defaults to `False`):
@@ -331,15 +329,14 @@ class Refinement:
     """
 
     action: str
-    attempt: str
     critique: Critique
     refined_action: Answer
     is_kept: bool = False
 
     @property
     def complies(self) -> bool:
-        """Whether the last attempt was kept where its verdict is "Yes", and changed where it is "No"."""
-        is_kept = self.refined_action.parsed == self.attempt
+        """Whether the action was kept where its verdict is "Yes", and changed where it is "No"."""
+        is_kept = self.refined_action.parsed == self.action
         return is_kept == self.critique.optimal
 
 
@@ -350,7 +347,7 @@ class TrainingExample:
 
     Args:
         loss (`str`):
-            Which loss it belongs to: `"critic"` (L1, equation 5), `"policy"` (L2, equation 6) or `"rehearsal"`.
+            Which loss it belongs to: `"critic"` (L1, equation 5) or `"policy"` (L2, equation 6).
         prompt ([`Prompt`]):
             Context that is not trained on, with the prefill of the chat template.
         completion_ids (`tuple[int, ...]`):

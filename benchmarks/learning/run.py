@@ -41,18 +41,13 @@ from benchmarks.learning.methods.settings import (
     ABLATIONS,
     ABLATIONS_BY_TASK,
     ACTING,
-    DEFAULTS,
-    ENDURING,
-    LEAN,
     LONG,
     OF_ACTING,
     OF_BASELINES,
-    PLAIN,
     SELF_DISTILLATIONS,
     SLOW,
     TRAINERS,
     UNANCHORED,
-    VARIANTS,
     acting_config,
     default_settings,
     merge_settings,
@@ -66,8 +61,7 @@ CELLS = Path("runs/learning_cells")  # those that the table lacks
 SEEDS = (0, 1, 2, 3, 4)
 IDENTITY = ("task", "method", "seed")
 # Environment steps that a method can spend on a task, and the factors of those that cost less per step and learn more
-# slowly, or are run until their curves are flat. Ablations have NLAC's budget, or half of it on tasks where NLAC was
-# also run with half (`PLAIN`).
+# slowly, or are run until their curves are flat. Ablations have NLAC's budget.
 BUDGETS = {
     "service_desk_told": 800,
     "service_desk_hinted": 1600,
@@ -78,8 +72,7 @@ BUDGETS = {
     GUESS_THE_NUMBER: 2000,
 }
 BUDGET_FACTORS = {
-    **dict.fromkeys(("grpo", "rft", *UNANCHORED, *SLOW, *SELF_DISTILLATIONS, LEAN), 5),
-    **dict.fromkeys(ENDURING, 10),
+    **dict.fromkeys(("grpo", "rft", *UNANCHORED, *SLOW, *SELF_DISTILLATIONS), 5),
     **dict.fromkeys(LONG, 20),
 }
 NUM_EVALUATIONS = 16
@@ -119,8 +112,6 @@ def read_settings(words: list[str]) -> dict[str, Any]:
 
 def budget_of(task: str, method: str) -> int:
     """Return the environment steps that a method can spend on a task."""
-    if method in ABLATIONS and PLAIN in ABLATIONS_BY_TASK.get(task, ()):
-        return BUDGETS[task] // 2
     return BUDGETS[task] * BUDGET_FACTORS.get(method, 1)
 
 
@@ -181,6 +172,7 @@ def run_cell(task_name: str, method: str, seed: int, args: argparse.Namespace, c
         **setting,
         "points": points,
         "tokens": tokens,
+        **({"swaps": curve.swaps} if trains and curve.swaps else {}),
         "before": before or {name: final[name] for name in task.unseen},
         "final": final,
         **({"decoded": decode(player, args.temperatures, task.final_episodes)} if args.temperatures else {}),
@@ -193,7 +185,7 @@ def main():
     parser.add_argument(
         "--methods",
         nargs="+",
-        choices=[*METHODS, *VARIANTS, *DEFAULTS, *OF_BASELINES, *SELF_DISTILLATIONS],
+        choices=[*METHODS, *ABLATIONS, *OF_BASELINES, *SELF_DISTILLATIONS],
         help="by default all methods of the table, and the ablations of each task",
     )
     parser.add_argument("--seeds", nargs="+", type=int, default=SEEDS)

@@ -20,7 +20,7 @@ from trl_nlac.environments.embedded import (
     GUESS_THE_NUMBER_PROMPTS,
     TINY_MODEL,
     make_environment,
-    make_rehearsal_dataset,
+    make_role_samples,
     make_tasks,
 )
 from trl_nlac.environments.embedded.guess_the_number_dialogues import MAX_ACTIONS
@@ -117,7 +117,6 @@ class LearningTask:
             "train_dataset": self.rows,
             "environment_factory": self.environment_factory,
             "prompts": self.prompts,
-            "rehearsal_dataset": self.rehearsal,
             "replay_dataset": self.logs,
         }
 
@@ -143,7 +142,7 @@ def service_desk(variant: str, seed: int) -> LearningTask:
         },
         model=BASE_MODELS.get(variant, BASE_MODEL),
         prompts=COMPACT_PROMPTS,
-        rehearsal=make_rehearsal_dataset(
+        rehearsal=make_role_samples(
             "service_desk",
             variant="told" if variant == "noisy" else variant,
             customers=True,
@@ -202,7 +201,7 @@ def handbook(seed: int) -> LearningTask:
         },
         model=BASE_MODEL,
         prompts=COMPACT_PROMPTS,
-        rehearsal=make_rehearsal_dataset("service_desk", variant="told", customers=True),
+        rehearsal=make_role_samples("service_desk", variant="told", customers=True),
         max_turns=2,
     )
 
@@ -221,7 +220,7 @@ def rooms(seed: int) -> LearningTask:
         },
         model=TINY_MODEL,
         prompts=COMPACT_PROMPTS,
-        rehearsal=make_rehearsal_dataset("rooms"),
+        rehearsal=make_role_samples("rooms"),
         max_turns=house.horizon,
         group="start",
     )
@@ -241,7 +240,7 @@ def relay(seed: int, num_floors: int = 3) -> LearningTask:
         instances={name: Instances(lambda: make_environment(house), of_floor) for name, of_floor in rows.items()},
         model=TINY_MODEL,
         prompts=COMPACT_PROMPTS,
-        rehearsal=make_rehearsal_dataset("rooms"),
+        rehearsal=make_role_samples("rooms"),
         max_turns=num_floors,
         group="start",
         final_episodes=64,
@@ -260,7 +259,7 @@ def guess_the_number(seed: int) -> LearningTask:
         instances={"held_out": Instances(GuessTheNumberEnvironment, held_out)},
         model=BASE_MODELS[GUESS_THE_NUMBER],
         prompts=GUESS_THE_NUMBER_PROMPTS,
-        rehearsal=make_rehearsal_dataset("guess_the_number"),
+        rehearsal=make_role_samples("guess_the_number"),
         max_turns=MAX_ACTIONS,
         oracle_success=REFERENCES["exact solver"],
     )

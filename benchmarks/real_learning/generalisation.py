@@ -53,8 +53,6 @@ ACTING = {
     **{name: NLAC[name] for name in ("num_eval_episodes", "num_eval_critiques")},
 }
 TRAINING = {name: value for name, value in NLAC.items() if name not in ACTING}
-TRAINING["trainer"] = "rehearsed_stored_actions"
-NO_REFINED_ACTIONS = {"trainer": "stored_actions", "refine_best_actions": True}  # with a distilled policy
 # The same learning rate, and about as many gradient steps, of as many samples. They have no roles to keep.
 ON_POLICY = dict(
     learning_rate=TRAINING["learning_rate"],
@@ -65,15 +63,13 @@ ON_POLICY = dict(
 )
 METHODS = {
     "nlac": (nlac.train, TRAINING),
-    "nlac_fresh_actions": (nlac.train, merge_settings(TRAINING, {"trainer": "rehearsed_refinements"})),
-    "nlac_policy_distill": (nlac.train, merge_settings(TRAINING, DISTILLED, NO_REFINED_ACTIONS)),
+    "nlac_policy_distill": (nlac.train, merge_settings(TRAINING, DISTILLED)),
     SELF_DISTILLATION: (
         nlac.train,
         merge_settings(
             TRAINING,
             HINDSIGHT,
             DISTILLED,
-            NO_REFINED_ACTIONS,
             {"replay_buffer_size": 32},
         ),
     ),
@@ -107,16 +103,20 @@ QUOTING = Setup("spoken_handbook_quoted", QuotingReader(QUOTING_PROMPTS), 96)
 
 
 def make_known_desks() -> HandbookDesk:
-    """Make the environment of the warm-up, for the command line."""
+    """Make the environment of the warm-up."""
     return HandbookDesk(known_desk)
 
 
 def make_base_model(folder: Path, model: str, setup: Setup, num_transitions: int) -> tuple[Path, Path]:
     """Warm the roles up. Return the folder of the model, and the file of the samples that it was trained on."""
     tasks = handbook_rows(random.Random(0), range(NUM_KNOWN_DESKS), CUSTOMERS, world_of=known_desk)
-    factory = "benchmarks.real_learning.generalisation:make_known_desks"
     rehearsal = write_rehearsal(
-        folder, setup.teacher, tasks, factory, num_transitions, max_completion_length=setup.max_completion_length
+        folder,
+        setup.teacher,
+        tasks,
+        make_known_desks,
+        num_transitions,
+        max_completion_length=setup.max_completion_length,
     )
     path = folder / f"{Path(model).name}-warmed-up"
     if not (path / "config.json").exists():

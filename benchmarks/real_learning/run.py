@@ -5,9 +5,9 @@ NLAC with a real model on service desks that it has never seen, with the default
 
     python -m benchmarks.real_learning.run --folder runs/real_learning --json benchmarks/results/real_learning.json
 
-First the roles are warmed up on another desk: `trl-nlac rehearse` lets a teacher write samples of every role, and LoRA
-is trained on them for a few minutes. Then NLAC trains the adapter on each desk. Every part keeps what it has done in
-the folder; a run that was stopped (SIGTERM saves a checkpoint first) goes on where it was.
+First the roles are warmed up on another desk: a teacher writes samples of every role, and LoRA is trained on them for
+a few minutes. Then NLAC trains the adapter on each desk. Every part keeps what it has done in the folder; a run that
+was stopped (SIGTERM saves a checkpoint first) goes on where it was.
 """
 
 import argparse
@@ -24,24 +24,20 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 from transformers.trainer_utils import get_last_checkpoint
 from trl import SFTConfig, SFTTrainer
 
-from benchmarks.chat_server import serving
-from benchmarks.learning.methods.extraction import RehearsedStoredActionsTrainer
 from benchmarks.real_learning.desk import SpokenDesk, Teacher, known_desk, rows, written
+from benchmarks.real_learning.role_samples import chat_roles, play_transitions, sound_answers, write_samples
 from benchmarks.real_model import real_model_path
 from benchmarks.reporting import insert, setting, write
 from trl_nlac import NLACConfig, NLACPrompts, NLACTrainer
-from trl_nlac.agent.rehearsal_dataset import play_transitions
 from trl_nlac.chat.encoder import ChatEncoder
 from trl_nlac.chat.tokenizer import ending_token_ids
-from trl_nlac.cli.main import main as trl_nlac
-from trl_nlac.environments import ServiceDesk
+from trl_nlac.environments import ServiceDesk, TextEnvironment
 from trl_nlac.environments.embedded.names import HELD_OUT_CUSTOMERS
 from trl_nlac.environments.embedded.service_desk import parse_call
 from trl_nlac.episodes.pool import EnvironmentPool
 from trl_nlac.evaluation.metrics import wilson_interval
 from trl_nlac.generation.transformers import TransformersGenerator
 from trl_nlac.method.roles import Roles
-from trl_nlac.method.sound_answers import sound_answers
 from trl_nlac.options.role_options import RoleOptions
 
 
@@ -61,10 +57,6 @@ NLAC = dict(
     episodes_per_iteration=4,
     samples_per_iteration=16,
     replay_buffer_size=64,
-    target_update_rate=0.0032,
-    target_max_age=40,
-    refine_best_actions=False,
-    rehearsal_ratio=0.5,
     num_eval_episodes=1,
     num_eval_critiques=16,
 )
@@ -77,30 +69,21 @@ BF16 = torch.accelerator.is_available() or torch.cpu.get_capabilities().get("avx
 DTYPE = "bfloat16" if BF16 else "float32"
 
 
-def make_known_desk() -> SpokenDesk:
-    """Make the environment of the warm-up, for the command line."""
-    return SpokenDesk(known_desk())
-
-
 def write_rehearsal(
-    folder: Path, teacher: Teacher, tasks: Dataset, environment_factory: str, num_transitions: int, **options
+    folder: Path,
+    teacher: Teacher,
+    tasks: Dataset,
+    environment_factory: Callable[[], TextEnvironment],
+    num_transitions: int,
+    **options,
 ) -> Path:
-    """
-    Let the teacher write samples of every role. The environment's factory is given as on the command line, and
-    `options` replace those of `ROLES`.
-    """
-    path, of_tasks, of_prompts = (
-        folder / name for name in ("rehearsal.jsonl", "known_tasks.jsonl", "known_prompts.json")
-    )
+    """Let the teacher write samples of every role. `options` replace those of `ROLES`."""
+    path = folder / "rehearsal.jsonl"
     if not path.exists():
-        tasks.to_json(of_tasks)
-        teacher.prompts.save(of_prompts)
-        of_roles = [f"{name}={json.dumps(value)}" for name, value in {**ROLES, **options}.items()]
-        with serving(teacher.answer) as url:
-            words = ["rehearse", "teacher", str(path), "--backend", url, "--num_transitions", str(num_transitions)]
-            words += ["--environment_factory", environment_factory, "--prompts", str(of_prompts)]
-            if trl_nlac([*words, "--dataset_name", str(of_tasks), "--option", *of_roles]):
-                raise SystemExit("the rehearsal dataset could not be written")
+        roles = chat_roles(teacher.answer, teacher.prompts, RoleOptions(**{**ROLES, **options}))
+        pool = EnvironmentPool(environment_factory)
+        samples = write_samples(roles, play_transitions(roles, pool, list(tasks), num_transitions))
+        samples.to_json(path)
     return path
 
 
@@ -244,9 +227,7 @@ class ReportCallback(TrainerCallback):
         self.save({"curve": curve, "episodes": number})
 
 
-def train(
-    folder: Path, model: str, adapter: Path, rehearsal: Path, seed: int, max_steps: int, save: Callable[[dict], None]
-) -> None:
+def train(folder: Path, model: str, adapter: Path, seed: int, max_steps: int, save: Callable[[dict], None]) -> None:
     """Train on one desk, from the last checkpoint if there is one."""
     desk, output = ServiceDesk.from_seed(seed), folder / f"desk_{seed}"
     args = NLACConfig(
@@ -268,14 +249,13 @@ def train(
         **NLAC,
     )
     report = ReportCallback(save)
-    trainer = RehearsedStoredActionsTrainer(
+    trainer = NLACTrainer(
         model=load(model, adapter),
         args=args,
         processing_class=AutoTokenizer.from_pretrained(model),
         train_dataset=rows(desk),
         eval_dataset=rows(desk, HELD_OUT_CUSTOMERS[:8]),
         environment_factory=partial(SpokenDesk, desk),
-        rehearsal_dataset=read_rehearsal(rehearsal),
         callbacks=[report],
     )
     report.trained = trainer
@@ -346,8 +326,8 @@ def main() -> None:
     if args.json is not None and args.json.exists():
         earlier = json.loads(args.json.read_text())
         report |= {name: earlier[name] for name in ("format_rates", "desks")}
-    factory = "benchmarks.real_learning.run:make_known_desk"
-    rehearsal = write_rehearsal(args.folder, Teacher(NLACPrompts()), rows(known_desk()), factory, args.num_transitions)
+    teacher, factory = Teacher(NLACPrompts()), partial(SpokenDesk, known_desk())
+    rehearsal = write_rehearsal(args.folder, teacher, rows(known_desk()), factory, args.num_transitions)
     adapter = warm_up(args.folder, args.model, rehearsal)
     report["warm_up"] = {
         name: value for name, value in json.loads((adapter / "warm_up.json").read_text()).items() if name != "log"
@@ -367,7 +347,7 @@ def main() -> None:
             write(report, args.json)
             print(seed, result["curve"][-1], flush=True)
 
-        train(args.folder, args.model, adapter, rehearsal, seed, args.max_steps, save)
+        train(args.folder, args.model, adapter, seed, args.max_steps, save)
     if args.page is not None:
         insert(tables(report), args.page, "real_learning/run.py")
 

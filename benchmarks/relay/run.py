@@ -32,7 +32,7 @@ from benchmarks.learning.figures.curves import COSTS
 from benchmarks.learning.figures.tables import TOKENS, Tables
 from benchmarks.learning.methods import nlac
 from benchmarks.learning.methods.scalar import ScalarActorCriticTrainer
-from benchmarks.learning.methods.settings import HINDSIGHT, NLAC, NLAC_BY_TASK, acting_config, merge_settings
+from benchmarks.learning.methods.settings import HINDSIGHT, NLAC, acting_config, merge_settings
 from benchmarks.learning.methods.sft import sft_trainer
 from benchmarks.learning.playing import Player, TrainedTokens
 from benchmarks.learning.tasks import LearningTask, relay
@@ -47,15 +47,14 @@ from trl_nlac.types import Answer, Transition
 
 
 ROOT = Path(__file__).parents[2]
-# The settings of the rooms in the learning benchmark; nothing was tuned on relay houses.
-SETTINGS = merge_settings(
-    NLAC, NLAC_BY_TASK["rooms"], {"per_device_train_batch_size": 32, "gradient_accumulation_steps": 1}
-)
+# The defaults; nothing was tuned on relay houses.
+SETTINGS = merge_settings(NLAC, {"per_device_train_batch_size": 32, "gradient_accumulation_steps": 1})
+REHEARSAL_RATIO = 1.0  # of the baselines
 ARMS = {
     "explicit": {"bootstrap": "explicit"},
     "forgetful": {"bootstrap": "explicit", "keep_history": False},
     "forgetful_monte_carlo": {"bootstrap": "monte_carlo", "keep_history": False},
-    "distilled": {"bootstrap": "explicit", "policy_loss_type": "distill", "num_refinements": 1},
+    "distilled": {"bootstrap": "explicit", "policy_loss_type": "distill"},
     "implicit": {"bootstrap": "implicit"},
     "monte_carlo": {"bootstrap": "monte_carlo"},
     "hindsight": HINDSIGHT,
@@ -181,7 +180,7 @@ def make_trainer(
     offline = replace(task, environment_factory=None, rows=None)
     if method == "sft":
         successes = task.logs.filter(lambda row: row["reward"] == 1)
-        trainer = sft_trainer(task, acting, successes, max_steps, SETTINGS["rehearsal_ratio"])
+        trainer = sft_trainer(task, acting, successes, max_steps, REHEARSAL_RATIO)
         return trainer, Player.of_model(task, acting, trainer.model, Accelerator(cpu=True))
     decay = {"num_decay_steps": max_steps // 5, "min_lr_ratio": 0.0}
     settings = settings_of(method)

@@ -47,9 +47,9 @@ from trl_nlac.environments import StepResult
 from trl_nlac.environments.embedded import COMPACT_PROMPTS, TINY_MODEL, make_environment, make_tasks
 from trl_nlac.episodes.logs import episodes_from_logs
 from trl_nlac.episodes.rollout import play_episodes
-from trl_nlac.method.backup import bellman_targets
+from trl_nlac.method.backup import backup_questions, write_targets
 from trl_nlac.method.randomness import draw_seeds
-from trl_nlac.method.refinement import refine_actions
+from trl_nlac.method.refinement import refine_attempts, sample_attempts
 from trl_nlac.method.roles import Roles
 from trl_nlac.types import Answer, Critique, Transition
 
@@ -230,12 +230,16 @@ def measure(trainer: NLACTrainer, roles: FixedLengthRoles, transitions: list[Tra
     roles.generator.take_metrics()
     start = time.perf_counter()
     with trainer._generating():
-        refine_actions(roles, transitions, trainer.args.num_refinements)
-    asked, roles.asked = roles.asked, []
+        attempts = sample_attempts(roles, transitions)
+    asked, roles.asked = [roles.asked], []
     with trainer.target_weights.swapped_into(trainer.model), trainer._generating():
-        bellman_targets(roles, transitions, "implicit")
+        questions = backup_questions(roles, transitions, "implicit")
+    asked, roles.asked = [*asked, roles.asked], []
+    with trainer.initial_weights.swapped_into(trainer.model), trainer._generating():
+        write_targets(roles, transitions, questions)
+        refine_attempts(roles, attempts)
     seconds = time.perf_counter() - start
-    limits = prefix_hit_limit(asked), prefix_hit_limit(roles.asked)  # other weights, another cache
+    limits = [prefix_hit_limit(prompts) for prompts in (*asked, roles.asked)]  # other weights, another cache
     tokens, known = (sum(values) for values in zip(*limits, strict=True))
     metrics = roles.generator.take_metrics()
     return {

@@ -19,10 +19,8 @@ call tools (`--action_format react` or `tool_call`). Then most tokens of an acti
 call. Nothing corrects a badly sampled thought, and the policy would learn it, so refinement is greedy and unlikely
 tokens are not sampled.
 
-Departures from the paper's settings, all needed because the model is tiny: rehearsal of the roles (without it the
-shared weights forget how to copy and follow advice), greedy Bellman targets, bootstrapped futures at a lower
-temperature, a faster target update, a larger learning rate and, on the desks, no unlikely tokens (`min_p`; otherwise
-the policy would also learn sampled accidents).
+The rest is the default configuration, but for a larger learning rate, because the model is tiny, and shorter prompts
+and answers, because it can read only 512 tokens.
 """
 
 import json
@@ -45,7 +43,6 @@ from trl_nlac.environments.embedded import (
     SUPPORT_PROMPTS,
     TINY_MODEL,
     make_environment,
-    make_rehearsal_dataset,
     make_tasks,
 )
 
@@ -66,47 +63,16 @@ SETTINGS = dict(
     eval_strategy="steps",
     eval_on_start=True,
     learning_rate=1e-3,
-    lr_scheduler_type="warmup_stable_decay",
-    weight_decay=0.0,
-    adam_beta2=0.95,
-    per_device_train_batch_size=32,
-    samples_per_iteration=128,
-    episodes_per_iteration=4,
     max_generation_batch_size=512,
     action_format="text",
     max_prompt_length=448,  # of the 512 tokens that the model can read, 64 are for the answer
     max_completion_length=64,
-    role_sampling={"successor": {"temperature": 0.5}, "backup": {"temperature": 0.0}},
-    target_update_rate=0.0016,
 )
-DESK_SETTINGS = dict(
-    max_steps=200,
-    lr_scheduler_kwargs={"num_decay_steps": 40},
-    max_turns=2,
-    bootstrap="implicit",
-    rehearsal_ratio=0.5,
-    min_p=0.05,
-    num_eval_episodes=48,
-    eval_steps=20,
-    logging_steps=20,
-)
+DESK_SETTINGS = dict(max_steps=400, max_turns=2, num_eval_episodes=48, eval_steps=40, logging_steps=40)
 WORLD_SETTINGS = {
     "support_desk": DESK_SETTINGS,
     "service_desk": DESK_SETTINGS,
-    # A critique names a door to avoid, not the right one, so several rounds of refinement find more than one. The
-    # future of a door is predicted by the critic: a tiny model does not learn the successor prompt in addition.
-    "rooms": dict(
-        max_steps=450,
-        lr_scheduler_kwargs={"num_decay_steps": 100},
-        max_turns=4,
-        num_refinements=3,
-        bootstrap="explicit",
-        rehearsal_ratio=1.0,
-        min_p=None,
-        num_eval_episodes=24,
-        eval_steps=50,
-        logging_steps=50,
-    ),
+    "rooms": dict(max_steps=900, max_turns=4, num_eval_episodes=24, eval_steps=100, logging_steps=100),
 }
 
 
@@ -208,8 +174,7 @@ def main():
         )
     settings = {**SETTINGS, **WORLD_SETTINGS[world]}
     if action_format != "text":
-        role_sampling = {**SETTINGS["role_sampling"], "refine": {"temperature": 0.0}}
-        settings.update(role_sampling=role_sampling, top_k=16, min_p=None)
+        settings.update(role_sampling={"refine": {"temperature": 0.0}}, top_k=16)
     parser = TrlParser((QuickstartArguments, NLACConfig))
     parser.set_defaults(**settings)
     script_args, training_args = parser.parse_args_and_config()
@@ -222,7 +187,6 @@ def main():
         eval_dataset=tasks,
         environment_factory=lambda: make_environment(instance, training_args.action_format),
         prompts=SUPPORT_PROMPTS if in_english else COMPACT_PROMPTS,
-        rehearsal_dataset=make_rehearsal_dataset(world, action_format=training_args.action_format),
     )
     trainer.remove_callback(PrinterCallback)
     trainer.remove_callback(ProgressCallback)
@@ -260,8 +224,6 @@ Trained for {seconds:.0f} s. {output_dir} has the model, learning_curve.png, res
     trl-nlac report {output_dir}
     # watch the agent play
     trl-nlac play {output_dir} --refine 1 {origin_flags(output_dir)}
-
-(This run used rehearsal samples of the roles, which a tiny model needs; see `rehearsal_ratio`.)
 
 Your own environment is a class with `reset(**task)` and `step(action)`:
 

@@ -15,7 +15,7 @@ from trl_nlac.chat.encoder import ChatEncoder
 from trl_nlac.environments import StepResult
 from trl_nlac.method.backup import bellman_targets, critic_examples, is_answerable
 from trl_nlac.method.critic import critic_prompt
-from trl_nlac.method.refinement import policy_examples, refine_actions
+from trl_nlac.method.refinement import policy_examples, refine_attempts, refinement_rounds, sample_attempts
 from trl_nlac.types import Sample, TrainingStopped, Transition
 
 
@@ -100,10 +100,12 @@ def play_huge(roles, environment, door):
 
 
 def ask_every_role(roles, transitions, targets_of=("implicit", "explicit", "monte_carlo")):
-    """Ask for targets of every kind, critiques, refined actions and rewritten thoughts, as a trainer does."""
+    """Ask for targets of every kind, critiques, refined actions in rounds and rewritten thoughts."""
     for bootstrap in targets_of:
         targets = bellman_targets(roles, transitions, bootstrap)
-    refinements = refine_actions(roles, transitions, 2)
+    attempts = sample_attempts(roles, transitions)
+    refinements = refine_attempts(roles, attempts)
+    refinement_rounds(roles, {i: a for i, a in enumerate(attempts) if a is not None}, num_rounds=2)
     samples = [Sample(transition, i, 1.0) for i, transition in enumerate(transitions)]
     return critic_examples(roles, samples, targets), policy_examples(roles, samples, refinements)
 

@@ -268,7 +268,7 @@ def test_a_command_says_it_in_one_line(tmp_path, monkeypatch, capsys):
         assert main(["play", TINY_MODEL, "--backend", url, *words, "--auto"]) == 2
         (line,) = capsys.readouterr().err.splitlines()
         assert "refuses a request with status 401" in line and SECRET not in line and "password1" not in line
-        assert main(["rehearse", "me", "out.jsonl", "--backend", url, *words, "--debug"]) == 2
+        assert main(["evaluate", TINY_MODEL, "--backend", url, *words, "--debug"]) == 2
         *traceback, line = capsys.readouterr().err.splitlines()
-        assert line.startswith("trl-nlac rehearse: error: ") and "Traceback" in "".join(traceback)
+        assert line.startswith("trl-nlac evaluate: error: ") and "Traceback" in "".join(traceback)
         assert SECRET not in "".join(traceback) and "password1" not in "".join(traceback)

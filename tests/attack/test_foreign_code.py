@@ -201,7 +201,6 @@ SMALL = ["--use_cpu", "--bf16", "False", "--max_completion_length", "8"]
 COMMANDS_THAT_LOAD = {
     "play": [],
     "evaluate": [],
-    "rehearse": ["rows.jsonl", "--num_transitions", "1"],
     "calibrate": ["logs.jsonl"],
     "serve": ["--port", "0"],
     "buffer": ["import", "logs.jsonl", "--check", "--model", "downloaded"],
@@ -231,7 +230,7 @@ def test_damaged_files_of_a_model_give_one_line_in_every_command(downloaded, cap
     words = COMMANDS_THAT_LOAD[command]
     if command not in ("buffer", "plan", "train"):
         words = ["downloaded", *words]
-    if command in ("play", "evaluate", "rehearse", "train"):
+    if command in ("play", "evaluate", "train"):
         words = [*words, "--environment_factory", "trl_nlac.environments.embedded:demo_environment"]
         words += ["--environment_kwargs", '{"world": "rooms", "seed": 0}']
     assert main([command, *words]) == 2

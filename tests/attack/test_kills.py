@@ -13,7 +13,7 @@ from benchmarks.kills import DAMAGES, contents, damage_checkpoints, differences,
 # Checkpoints between two logs, of iterations of two steps; the run ends within one.
 SHORT = {
     **{"max_steps": 5, "save_steps": 1, "logging_steps": 2, "eval_steps": 3, "eval_on_start": False},
-    **{"max_turns": 2, "rehearsal_ratio": 0.0},
+    **{"max_turns": 2},
 }
 
 

@@ -23,7 +23,7 @@ from trl_nlac.episodes.rewards import EpisodeRewards
 from trl_nlac.generation.generator import Completion
 from trl_nlac.method.backup import bellman_targets
 from trl_nlac.method.critic import critiques, judge_critiques
-from trl_nlac.method.refinement import refine_actions
+from trl_nlac.method.refinement import Attempt, refine_attempts, refinement_rounds, sample_attempts
 from trl_nlac.types import Prompt
 
 
@@ -216,7 +216,10 @@ def test_answers_in_every_role(template, options):
     transitions = [transition for episode in episodes for transition in episode.transitions]
     for bootstrap in ("implicit", "explicit", "monte_carlo"):
         targets = bellman_targets(roles, transitions, bootstrap)
-    refine_actions(roles, transitions, 2, {0: targets[0]} if targets[0].parsed else None)
+    attempts = sample_attempts(roles, transitions)
+    stored = [Attempt.of_transition(roles, *pair) for pair in zip(transitions, targets, strict=True)]
+    refine_attempts(roles, [*attempts, *stored])
+    refinement_rounds(roles, {i: a for i, a in enumerate(attempts) if a is not None}, num_rounds=2)
     judged = judge_critiques(roles, critiques(roles, [transition.state_action for transition in transitions]))
     assert any(judged) and not all(judged)
     rates = roles.take_metrics()

@@ -11,7 +11,7 @@ from dataclasses import fields, replace
 import pytest
 import torch
 from datasets import Dataset
-from helpers.testing_utils import RecordingTrainer, make_roles, make_trainer
+from helpers.testing_utils import make_roles
 from trl.experimental.sdpo.loss_utils import compute_full_logit_self_distillation_loss
 
 from benchmarks import reporting
@@ -22,9 +22,7 @@ from benchmarks.learning.methods.base import play_base
 from benchmarks.learning.methods.grpo import as_completion
 from benchmarks.learning.methods.roles import blind_critiques, refine_once
 from benchmarks.learning.methods.settings import (
-    FRUGAL,
     NLAC,
-    POLICY_MIN_P,
     acting_config,
     default_settings,
     merge_settings,
@@ -101,8 +99,8 @@ class TestCells:
     @pytest.mark.parametrize(
         "method",
         [
-            *(*run.METHODS, "nlac_blind", "nlac_enduring_self", "self_distillation"),
-            *slowly("nlac_monte_carlo", FRUGAL, "grpo_long"),
+            *(*run.METHODS, "nlac_blind", "self_distillation"),
+            *slowly("nlac_monte_carlo", "nlac_replay", "grpo_long"),
         ],
     )
     def test_cell(self, method, tmp_path, monkeypatch):
@@ -129,7 +127,7 @@ class TestCells:
             f"python -m benchmarks.learning.run --tasks service_desk_delayed --methods {method}"
         )
 
-    @pytest.mark.parametrize("method", ["nlac_critiques_at_1", "hindsight_acts_sharply"])
+    @pytest.mark.parametrize("method", ["nlac", "hindsight"])
     def test_policies_are_decoded_at_several_temperatures(self, method, tmp_path, monkeypatch):
         monkeypatch.setattr(run, "make_task", small_task)
         cell = run.run_cell("service_desk_noisy", method, 0, make_args(tmp_path, temperatures=[0.5, 0.0]), {})
@@ -153,28 +151,33 @@ class TestCells:
         words = ["--learning_rate", "1e-3", "--use_vllm", "--beta", "-1", "--bootstrap", "explicit", "--bf16", "false"]
         expected = {"learning_rate": 0.001, "use_vllm": True, "beta": -1, "bootstrap": "explicit", "bf16": False}
         assert run.read_settings(words) == expected
-        with pytest.raises(ValueError, match="'4' in '--num_refinements 2 4' has no name"):
-            run.read_settings(["--num_refinements", "2", "4"])
+        with pytest.raises(ValueError, match="'4' in '--num_futures 2 4' has no name"):
+            run.read_settings(["--num_futures", "2", "4"])
 
     def test_settings_of_single_roles_are_merged(self):
-        merged = merge_settings(NLAC, POLICY_MIN_P, {"role_sampling": {"successor": {"temperature": 0.0}}})
+        first = {"learning_rate": 1e-3, "role_sampling": {"successor": {"temperature": 0.5}, "backup": {"min_p": 0.1}}}
+        merged = merge_settings(
+            first,
+            {"min_p": 0.05, "role_sampling": {"successor": {"min_p": 0.0}, "critique": {"min_p": 0.0}}},
+            {"role_sampling": {"successor": {"temperature": 0.0}}},
+        )
         assert merged["role_sampling"] == {
             "successor": {"temperature": 0.0, "min_p": 0.0},
-            "backup": {"temperature": 0.0},
+            "backup": {"min_p": 0.1},
             "critique": {"min_p": 0.0},
-            "refine": {"min_p": 0.0},
         }
-        assert {**merged, "role_sampling": None} == {**NLAC, "min_p": 0.05, "role_sampling": None}
-        assert NLAC["role_sampling"] == {"successor": {"temperature": 0.5}, "backup": {"temperature": 0.0}}
+        assert {**merged, "role_sampling": None} == {"learning_rate": 1e-3, "min_p": 0.05, "role_sampling": None}
+        assert first["role_sampling"] == {"successor": {"temperature": 0.5}, "backup": {"min_p": 0.1}}
 
     def test_changes_of_the_command_line_are_in_the_cell(self, tmp_path, monkeypatch):
         monkeypatch.setattr(run, "make_task", small_task)
-        changes = {"num_refinements": 2, "role_sampling": {"critique": {"temperature": 0.5}}, "target_max_age": 3}
+        changes = {"role_sampling": {"critique": {"temperature": 0.5}}, "target_max_age": 3}
+        changes["max_completion_length"] = 48
         cell = run.run_cell("service_desk_told", "nlac", 0, make_args(tmp_path), changes)
         acting = cell["acting"]
-        assert (acting["bootstrap"], acting["target_max_age"], acting["max_completion_length"]) == ("implicit", 3, 64)
-        assert not set(acting) & set(cell["settings"])
-        assert cell["settings"]["role_sampling"] == {**NLAC["role_sampling"], "critique": {"temperature": 0.5}}
+        assert acting["max_completion_length"] == 48 and not set(acting) & set(cell["settings"])
+        assert {**acting, **cell["settings"]}.items() >= {**NLAC, "target_max_age": 3}.items()
+        assert cell["settings"]["role_sampling"] == {"critique": {"temperature": 0.5}}
         words = shlex.split(cell["command"])
         assert run.read_settings(words[words.index("10") + 1 :]) == changes
 
@@ -206,7 +209,7 @@ class TestCommandLine:
         assert "num_dreams" in log.read_text()
         assert not (tmp_path / "cells").exists()
 
-    @pytest.mark.parametrize("words", [["--num_refinements", "2"], ["--budget", "100"]])
+    @pytest.mark.parametrize("words", [["--num_futures", "2"], ["--budget", "100"]])
     def test_the_table_keeps_the_settings_of_the_code(self, start, words, capsys):
         with pytest.raises(SystemExit):
             start(run.main, "--tasks", "rooms", *words)
@@ -334,7 +337,7 @@ class TestRefineOnce:
         "answers, action",
         [
             (["take red", "Future: win\nOptimality: No", "take blue"], "take blue"),
-            (["take red", "Future: win\nOptimality: Yes", "take blue"], "take blue"),  # also what is called the best
+            (["take red", "Future: win\nOptimality: Yes"], "take red"),  # what is called the best is kept
             (["take red", "win", "win"], "take red"),  # the critique is unreadable, twice
             (["take red", "Future: win\nOptimality: No", "", ""], "take red"),  # the refinement is
             ([""], None),
@@ -399,25 +402,3 @@ class TestPlayer:
         own, mended = plain.play(rows)[0].turns[0].action, refined.play(rows)[0].turns[0].action
         assert own != mended and mended.startswith("route ")
         assert refined.roles.tally.num_generated_tokens > plain.roles.tally.num_generated_tokens
-
-
-class Rehearsed(RecordingTrainer, extraction.RehearsedRefinementsTrainer):
-    """Notes its micro-batches."""
-
-
-class TestRehearsedRefinements:
-    def test_every_step_trains_on_its_own(self, tmp_path):
-        """On those that obey, after the question to the refinement policy, in every update of a generated batch."""
-        config = {"num_updates_per_generation": 2, "max_steps": 4}
-        config |= {"samples_per_iteration": 8, "per_device_train_batch_size": 4, "gradient_accumulation_steps": 1}
-        trainer = make_trainer(tmp_path, config, Rehearsed)
-        trainer.train()
-        chat = trainer.roles.chat
-        steps = [[e for e in batch.examples if e.loss == "rehearsal"] for batch in trainer.micro_batches]
-        found = [example for step in steps for example in step]
-        assert found and all(chat.decode(example.prompt.ids).endswith("Revise?") for example in found)
-        asked = sum(example.loss == "policy" for batch in trainer.micro_batches for example in batch.examples)
-        assert len(found) <= asked
-        half = len(steps) // 2
-        first, second = ({e.completion_ids for step in of for e in step} for of in (steps[:half], steps[half:]))
-        assert first == second

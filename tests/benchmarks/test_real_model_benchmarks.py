@@ -20,11 +20,10 @@ from benchmarks.real_learning import generalisation, handbook
 from benchmarks.real_learning.desk import SpokenDesk, Teacher, asked_values, known_desk, rows, spoken
 from benchmarks.real_learning.generalisation import PLAIN, QUOTING
 from benchmarks.real_learning.handbook import HandbookDesk
+from benchmarks.real_learning.role_samples import chat_roles, play_transitions, read_transcript, sound_answers
 from benchmarks.real_learning.run import ROLES, ReportCallback, conversations, train, write_rehearsal
 from benchmarks.reporting import write
 from trl_nlac import NLACPrompts
-from trl_nlac.agent.rehearsal_dataset import chat_roles, play_transitions
-from trl_nlac.agent.transcripts import read_transcript
 from trl_nlac.chat.encoder import ChatEncoder
 from trl_nlac.environments import ServiceDesk
 from trl_nlac.environments.embedded import TINY_MODEL
@@ -33,19 +32,8 @@ from trl_nlac.episodes.pool import EnvironmentPool
 from trl_nlac.generation.transformers import TransformersGenerator
 from trl_nlac.method.backup import bellman_targets
 from trl_nlac.method.roles import Roles
-from trl_nlac.method.sound_answers import ASKED_ROLES, sound_answers
 from trl_nlac.options.role_options import RoleOptions
 from trl_nlac.types import Transition
-
-
-class TeacherModel:
-    """The teacher without a server."""
-
-    def __init__(self, teacher: Teacher | None = None):
-        self.teacher = teacher or Teacher(NLACPrompts())
-
-    def answer(self, conversations, sampling, seeds):
-        return [(self.teacher.answer(messages), True) for messages in conversations]
 
 
 class TestSpokenDesk:
@@ -70,7 +58,7 @@ class TestSpokenDesk:
 def taught() -> tuple[ServiceDesk, Roles, list[Transition]]:
     """The known desk, the teacher's roles, and what they played there."""
     desk = known_desk()
-    roles = chat_roles(TeacherModel(), NLACPrompts(), RoleOptions(**ROLES))
+    roles = chat_roles(Teacher(NLACPrompts()).answer, NLACPrompts(), RoleOptions(**ROLES))
     pool = EnvironmentPool(partial(SpokenDesk, desk))
     try:
         return desk, roles, play_transitions(roles, pool, list(rows(desk)), 60)
@@ -81,8 +69,8 @@ def taught() -> tuple[ServiceDesk, Roles, list[Transition]]:
 def test_the_teacher_is_right_in_every_role(taught):
     desk, roles, transitions = taught
     oracle = SpokenDesk(desk).oracle
-    answers = sound_answers(roles, transitions, "implicit")
-    assert {*ASKED_ROLES, "successor"} == answers.keys()
+    answers = sound_answers(roles, transitions)
+    assert {"policy", "critique", "backup", "refine"} == answers.keys()
     assert all(rate == 1.0 for name, rate in roles.take_metrics().items() if name.endswith("format_rate"))
     verdicts = set()
     for transition, target in zip(transitions, answers["backup"], strict=True):
@@ -92,17 +80,16 @@ def test_the_teacher_is_right_in_every_role(taught):
         assert set(asked_values(target.parsed.future)) <= set(rule)
         verdicts.add(target.parsed.optimal)
     assert verdicts == {True, False}
-    for (
-        transition,
-        critique,
-    ) in zip(transitions, answers["critique"], strict=True):
+    of_next = [transition for transition in transitions if not transition.terminated]  # they make the targets
+    of_attempts = answers["critique"][len(of_next) :]
+    for transition, critique in zip(transitions, of_attempts, strict=True):
         action = read_transcript(roles.chat.tokenizer, critique.prompt.ids)[-2]["content"]
         assert oracle.future_is_right(transition, action, critique.parsed.future)
         assert critique.parsed.optimal == (oracle.quality(transition, action) == 1)
     assert not oracle.future_is_right(transition, action, f"{critique.parsed.future} The request is lost.")
     assert all(parse_call(refined.parsed) for refined in answers["refine"])
     assert any(parse_call(transition.turn.action) is None for transition in transitions)
-    assert all("Optimality" not in future.text for future in answers["successor"])
+    assert len(answers["refine"]) > 20
 
 
 def test_the_teacher_foresees_as_the_backup_joins(taught):
@@ -120,14 +107,16 @@ def test_the_teacher_foresees_as_the_backup_joins(taught):
 def test_desks_with_handbooks_are_read_by_the_teacher_and_judged_by_the_oracle(setup):
     pool = EnvironmentPool(partial(HandbookDesk, handbook.known_desk))
     tasks = handbook_rows(random.Random(0), range(8), ["maro"], world_of=handbook.known_desk)
-    roles = chat_roles(TeacherModel(setup.teacher), setup.teacher.prompts, RoleOptions(**ROLES))
+    roles = chat_roles(setup.teacher.answer, setup.teacher.prompts, RoleOptions(**ROLES))
     try:
         transitions = play_transitions(roles, pool, list(tasks), 60)
     finally:
         pool.close()
     oracle, worlds = pool.oracle, set()
-    answers = sound_answers(roles, transitions, "implicit")
-    for transition, critique, refined in zip(transitions, answers["critique"], answers["refine"], strict=True):
+    answers = sound_answers(roles, transitions)
+    of_next = [transition for transition in transitions if not transition.terminated]  # they make the targets
+    refined = iter(answers["refine"])
+    for transition, critique in zip(transitions, answers["critique"][len(of_next) :], strict=True):
         worlds.add(transition.episode.task["desk"])
         action = read_transcript(roles.chat.tokenizer, critique.prompt.ids)[-2]["content"]
         assert oracle.future_is_right(transition, action, critique.parsed.future)
@@ -136,8 +125,8 @@ def test_desks_with_handbooks_are_read_by_the_teacher_and_judged_by_the_oracle(s
             request = transition.episode.task["request"]
             right = format_call(handbook.known_desk(transition.episode.task["desk"]).rules[request])
             assert critique.text.startswith(f"Handbook: About the {request}: {right}\nFuture: ")
-            assert refined.parsed == right
-    assert len(worlds) > 4
+            assert critique.parsed.optimal or next(refined).parsed == right
+    assert len(worlds) > 4 and (setup is PLAIN or not list(refined))
     qualities = [oracle.quality(transition, transition.turn.action) for transition in transitions]
     assert 0 < statistics.mean(quality == 1 for quality in qualities) < 0.5  # most calls are wrong, and some are right
 
@@ -161,19 +150,12 @@ def test_samples_that_begin_another_are_encoded_within_it():
 
 
 def test_a_desk_is_trained_and_goes_on_where_it_was(tmp_path):
-    """With the embedded model, which cannot read these prompts: what is trained on are the teacher's samples."""
-    adapter, rehearsal, saved = tmp_path / "adapter", tmp_path / "rehearsal.jsonl", []
+    """With the embedded model, which cannot read these prompts."""
+    adapter, saved = tmp_path / "adapter", []
     model = AutoModelForCausalLM.from_pretrained(TINY_MODEL)
     get_peft_model(model, LoraConfig(r=2, target_modules="all-linear", task_type="CAUSAL_LM")).save_pretrained(adapter)
-    sample = {"role": "policy", "prompt": [{"role": "user", "content": "closed"}]}
-    Dataset.from_list(
-        [
-            {**sample, "completion": [{"role": "assistant", "content": action}]}
-            for action in ("route billing jade photo noon", "route billing")
-        ]
-    ).to_json(rehearsal)
     for max_steps in (1, 2):
-        train(tmp_path, str(TINY_MODEL), adapter, rehearsal, 0, max_steps, saved.append)
+        train(tmp_path, str(TINY_MODEL), adapter, 0, max_steps, saved.append)
     assert [point["optimizer_steps"] for point in saved[-1]["curve"]] == [0, 1, 2]
     assert {"success", "low", "high", "eval_oracle/readable_rate"} <= saved[-1]["curve"][0].keys()
     assert saved[-1]["curve"][-1]["environment_steps"] > saved[0]["curve"][0]["environment_steps"] == 0
@@ -183,8 +165,8 @@ def test_a_desk_is_trained_and_goes_on_where_it_was(tmp_path):
 def rehearsal(tmp_path_factory):
     """Samples of the teacher that reads handbooks."""
     tasks = handbook_rows(random.Random(0), range(2), ["maro"], world_of=handbook.known_desk)
-    factory = "benchmarks.real_learning.generalisation:make_known_desks"
-    return write_rehearsal(tmp_path_factory.mktemp("handbook"), PLAIN.teacher, tasks, factory, 4)
+    folder, factory = tmp_path_factory.mktemp("handbook"), generalisation.make_known_desks
+    return write_rehearsal(folder, PLAIN.teacher, tasks, factory, 4)
 
 
 @pytest.mark.parametrize("method", [*generalisation.METHODS, "base_refined"])

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 
 import json
+from dataclasses import replace
 
 import pytest
 from helpers.testing_utils import make_tokenizer
@@ -138,6 +139,27 @@ def test_choose_format(name, template, tools, expected, caplog):
 @pytest.mark.parametrize(("template", "expected"), [("qwen2_5", "tool_call"), ("gemma", "text")])
 def test_an_agent_that_brings_its_tools_has_its_own_words(template, expected):
     assert choose_format(None, ChatEncoder(make_tokenizer(template)), [], brings_tools=True) == expected
+
+
+@pytest.mark.parametrize(
+    ("answer", "policy", "refined"),
+    [
+        ("Thought: hm\nAction: 50", "50", "50"),
+        ("50", "50", None),
+        ("Action: 50", "50", None),
+        ("Thought: 50", None, None),
+        ("Thought: hm\nAction: 50\nAction: 51", None, None),
+        (" ", None, None),
+    ],
+)
+def test_answers_without_a_thought_are_actions_of_the_policy(answer, policy, refined):
+    """An environment may say how it wants to be answered."""
+    chat = ChatEncoder(make_tokenizer("qwen2_5"))
+    actions, prompt = ActionFormat(chat, "react"), Prompt.of(chat.start([USER]))
+    with_tools = replace(prompt, tools=(TOOL,))
+    token_ids = chat.tokenizer(answer, add_special_tokens=False)["input_ids"]
+    assert actions.read(prompt, token_ids, takes_whole=True)[1] == policy
+    assert actions.read(prompt, token_ids)[1] == actions.read(with_tools, token_ids, takes_whole=True)[1] == refined
 
 
 def test_react():

@@ -186,12 +186,13 @@ class TestTrain:
             raise ValueError("that is all")
 
         monkeypatch.setattr("trl_nlac.cli.train.NLACTrainer", make)
-        (folder / "rehearsal.jsonl").write_text('{"prompt": "Say one.", "completion": "One."}\n')
+        messages = [{"role": "user", "content": "One?"}, {"role": "assistant", "content": "One."}]
+        (folder / "logs.jsonl").write_text(json.dumps({"messages": messages, "reward": 1.0}) + "\n")
         words = ["--dataset_train_split", "train[:1]", "--dataset_test_split", "train[1:]", "--eval_dataset_name", ""]
-        assert main(["train", "--config", "run.yaml", *words, "--rehearsal_dataset", "rehearsal.jsonl"]) == 2
+        assert main(["train", "--config", "run.yaml", *words, "--replay_dataset", "logs.jsonl"]) == 2
         assert "that is all" in capsys.readouterr().err
         assert list(given["train_dataset"]["number"]) == [3] and list(given["eval_dataset"]["number"]) == [5]
-        assert list(given["rehearsal_dataset"]["completion"]) == ["One."] and given["replay_dataset"] is None
+        assert list(given["replay_dataset"]["reward"]) == [1.0]
 
     @pytest.mark.parametrize(
         ("words", "message"),
@@ -520,7 +521,10 @@ def test_options_of_an_evaluation(folder, capsys, monkeypatch):
         (["serve", TINY_MODEL, "--refine", "-1"], "--refine must be from 0 to 64, got -1."),
         (["evaluate", TINY_MODEL, "--max_tasks", "-1"], "--max_tasks must be at least 1, got -1."),
         (["evaluate", TINY_MODEL, "--max_tasks", "0"], "--max_tasks must be at least 1, got 0."),
-        (["rehearse", TINY_MODEL, "x.jsonl", "--logs", "x", "--option", "foo=1"], "`foo` is not an option"),
+        (
+            ["evaluate", TINY_MODEL, "--environment_factory", "guess.py:GuessTheNumber", "--option", "foo=1"],
+            "`foo` is not an option",
+        ),
     ],
 )
 def test_options_that_are_none(folder, capsys, words, message):

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 
 """
-Compare the target weights of a small model that two processes train, sharded in each way, with averages of the whole
-weights, which DeepSpeed and PyTorch gather with their own functions.
+Compare the target and initial weights of a small model that two processes train, sharded in each way, with averages of
+the whole weights, which DeepSpeed and PyTorch gather with their own functions.
 
 torchrun --nproc_per_node 2 target_weights_of_shards.py OUTPUT_DIR
 """
@@ -20,12 +20,13 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 
-from trl_nlac import TargetWeights
 from trl_nlac.generation.engine import fingerprint
-from trl_nlac.training.checkpoint import _load_target_weights, _save_target_weights
+from trl_nlac.method.target_weights import InitialWeights, KeptWeights, TargetWeights
+from trl_nlac.training.checkpoint import _load_weights, _save_weights
 
 
 UPDATE_RATE = 0.1
+FILE, INITIAL_FILE = "target_weights.safetensors", "initial_weights.safetensors"
 
 
 def make_model() -> nn.Module:
@@ -87,8 +88,8 @@ def with_weights(weights: dict[str, torch.Tensor], dtype: torch.dtype) -> nn.Mod
 def check(directory: Path, model: nn.Module, step, whole) -> None:
     dtype = next(model.parameters()).dtype
     rank = dist.get_rank()
-    target = TargetWeights(model, UPDATE_RATE)
-    average = whole_weights(model, whole)
+    target, initial = TargetWeights(model, UPDATE_RATE), InitialWeights(model)
+    average = before = whole_weights(model, whole)
     torch.manual_seed(rank)
     inputs = torch.randn(4, 7, dtype=dtype)
     for _ in range(3):
@@ -109,6 +110,9 @@ def check(directory: Path, model: nn.Module, step, whole) -> None:
         assert torch.equal(swapped, with_weights(average, dtype)(inputs))
         assert not torch.equal(swapped, own)
         assert torch.equal(model(inputs), own)
+        with initial.swapped_into(model):
+            assert torch.equal(model(inputs), with_weights(before, dtype)(inputs))
+        assert torch.equal(model(inputs), own)
         with contextlib.suppress(InterruptedError), target.swapped_into(model):
             model(inputs)
             if rank == 0:
@@ -122,11 +126,17 @@ def check(directory: Path, model: nn.Module, step, whole) -> None:
     same = TargetWeights(one_process)
     assert target.distance(model) != 0
     (directory / "nlac" / f"rank_{rank:05d}").mkdir(parents=True)
-    _save_target_weights(directory, rank, target, writes_whole=rank == 0)
+    _save_weights(directory, rank, target, FILE, writes_whole=rank == 0)
+    _save_weights(directory, rank, initial, INITIAL_FILE, writes_whole=rank == 0)
     dist.barrier()
-    _load_target_weights(directory, same)
+    _load_weights(directory, same, FILE)
     torch.testing.assert_close(same.state_dict(), average, rtol=0, atol=1e-7)
     assert target.distance(model) == pytest.approx(same.distance(one_process), rel=1e-6)
+
+    same_initial = InitialWeights(with_weights(weights, dtype))
+    _load_weights(directory, same_initial, INITIAL_FILE)
+    for name, values in same_initial.state_dict().items():
+        assert values.dtype == dtype and torch.equal(values, before[name].to(dtype)), name
 
     # Each value is on one process, and each process has about half of them.
     sizes = [None, None]
@@ -137,12 +147,15 @@ def check(directory: Path, model: nn.Module, step, whole) -> None:
     # From one process to shards.
     if rank == 0:
         (directory / "one_process").mkdir()
-        _save_target_weights(directory / "one_process", 0, same, writes_whole=True)
+        _save_weights(directory / "one_process", 0, same, FILE, writes_whole=True)
+        _save_weights(directory / "one_process", 0, same_initial, INITIAL_FILE, writes_whole=True)
     dist.barrier()
-    shards = {name: values.clone() for name, values in target.state_dict().items()}
-    target.load_state_dict({name: torch.zeros_like(values) for name, values in shards.items()})
-    _load_target_weights(directory / "one_process", target)
-    torch.testing.assert_close(target.state_dict(), shards, rtol=0, atol=0)
+    kept: list[tuple[KeptWeights, str]] = [(target, FILE), (initial, INITIAL_FILE)]
+    for of_process, file in kept:
+        shards = {name: values.clone() for name, values in of_process.state_dict().items()}
+        of_process.load_state_dict({name: torch.zeros_like(values) for name, values in shards.items()})
+        _load_weights(directory / "one_process", of_process, file)
+        torch.testing.assert_close(of_process.state_dict(), shards, rtol=0, atol=0)
 
 
 output_dir = Path(sys.argv[1])

@@ -50,6 +50,7 @@ assert shared and not any(text in own for own in shared for text in said)  # row
 weights = {k: v.clone() for k, v in trainer.model.state_dict().items() if "lm_head" not in k}
 save_file(weights, output_dir / f"model_{rank}")
 save_file(trainer.target_weights.state_dict(), output_dir / f"target_{rank}")
+save_file(trainer.initial_weights.state_dict(), output_dir / f"initial_{rank}")
 if rank == 0:
     (output_dir / "metrics.json").write_text(json.dumps(metrics))
 """
@@ -162,9 +163,9 @@ def assert_same(first: Path, second: Path) -> None:
 
 @pytest.mark.slow
 def test_two_processes(tmp_path):
-    """Data-parallel training has one model, one set of target weights and two replay buffers, and can resume."""
+    """Data-parallel training has one model with its target and initial weights, and two replay buffers. It resumes."""
     launch_script(tmp_path, SCRIPT, str(tmp_path))
-    for kind in ("model", "target"):
+    for kind in ("model", "target", "initial"):
         assert_same(tmp_path / f"{kind}_0", tmp_path / f"{kind}_1")
     ranks = [tmp_path / "checkpoint-2" / "nlac" / f"rank_0000{rank}" for rank in (0, 1)]
     episodes = [pq.read_table(rank / "episodes.parquet").to_pylist() for rank in ranks]
@@ -175,10 +176,10 @@ def test_two_processes(tmp_path):
     metrics = json.loads((tmp_path / "metrics.json").read_text())
     assert 0 <= metrics["eval_episode/success_rate_low"] <= metrics["eval_episode/success_rate"]
 
-    for kind in ("model", "target"):
+    for kind in ("model", "target", "initial"):
         (tmp_path / f"{kind}_0").rename(tmp_path / f"{kind}_whole")
     launch_script(tmp_path, SCRIPT, str(tmp_path), "resume")
-    for kind in ("model", "target"):
+    for kind in ("model", "target", "initial"):
         assert_same(tmp_path / f"{kind}_0", tmp_path / f"{kind}_whole")
 
 

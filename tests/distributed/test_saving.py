@@ -22,12 +22,12 @@ from trl_nlac.environments.embedded import (
     COMPACT_PROMPTS,
     TINY_MODEL,
     make_environment,
-    make_rehearsal_dataset,
     make_tasks,
 )
 from trl_nlac.training.saving import recover
 
 
+KEPT_WEIGHTS = ("target_weights.safetensors", "initial_weights.safetensors")
 NUM_STEPS = 12
 NUM_KILLS = 4  # `benchmarks/kills.py` has many
 
@@ -40,7 +40,6 @@ def train(output_dir: Path, kill: tuple[str, float] | None, max_steps: int = NUM
         episodes_per_iteration=4,
         per_device_train_batch_size=2,
         samples_per_iteration=4,
-        rehearsal_ratio=0.5,
         save_strategy="steps",
         save_steps=1,
         save_total_limit=2,
@@ -52,7 +51,6 @@ def train(output_dir: Path, kill: tuple[str, float] | None, max_steps: int = NUM
         train_dataset=tasks,
         environment_factory=lambda: make_environment(desk),
         prompts=COMPACT_PROMPTS,
-        rehearsal_dataset=make_rehearsal_dataset("rooms", 64),
     )
     if kill is not None:
         threading.Thread(target=kill_later, args=(output_dir, *kill), daemon=True).start()
@@ -81,9 +79,10 @@ def run(*args, **kwargs) -> int:
 def assert_whole(checkpoint: Path) -> None:
     """Every file of this run's checkpoints exists and can be read."""
     names = {path.name for path in checkpoint.rglob("*")}
-    needed = "model.safetensors optimizer.pt scheduler.pt rng_state.pth trainer_state.json target_weights.safetensors"
+    needed = "model.safetensors optimizer.pt scheduler.pt rng_state.pth trainer_state.json"
     assert names >= {
         *needed.split(),
+        *KEPT_WEIGHTS,
         "nlac_prompts.json",
         "episodes.parquet",
         "replay.json",
@@ -141,13 +140,13 @@ def test_what_a_checkpoint_holds(tmp_path):
     """The package's files have no pickle. With `save_only_model` there is only the model, and no run can resume."""
     assert run(tmp_path, None, max_steps=1, save_only_model=True) == 0
     names = {path.name for path in (tmp_path / "checkpoint-1").iterdir()}
-    assert "model.safetensors" in names and not names & {"optimizer.pt", "nlac", "target_weights.safetensors"}
+    assert "model.safetensors" in names and not names & {"optimizer.pt", "nlac", *KEPT_WEIGHTS}
     state = json.loads((tmp_path / "checkpoint-1" / "trainer_state.json").read_text())
     assert state["global_step"] == 1
     assert run(tmp_path / "all", None, max_steps=2) == 0
     checkpoint = tmp_path / "all" / "checkpoint-2"
     assert_whole(checkpoint)
-    ours = [*(checkpoint / "nlac").rglob("*"), checkpoint / "target_weights.safetensors"]
+    ours = [*(checkpoint / "nlac").rglob("*"), *(checkpoint / name for name in KEPT_WEIGHTS)]
     assert {path.suffix for path in ours if path.is_file()} == {".parquet", ".json", ".safetensors"}
     logs = json.loads((checkpoint / "trainer_state.json").read_text())["log_history"]
     assert logs[-1]["checkpoint/size_mb"] > 1 and logs[-1]["time/save"] > 0

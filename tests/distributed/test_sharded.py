@@ -15,9 +15,9 @@ from safetensors.torch import load_file
 from torch.testing import assert_close
 from transformers import AutoModelForCausalLM
 
-from trl_nlac import TargetWeights
 from trl_nlac.environments.embedded import TINY_MODEL
-from trl_nlac.training.checkpoint import _load_target_weights
+from trl_nlac.method.target_weights import InitialWeights, KeptWeights, TargetWeights
+from trl_nlac.training.checkpoint import _load_weights
 
 
 pytest.importorskip("deepspeed")
@@ -43,10 +43,13 @@ def one_process(tmp_path_factory) -> Path:
     return directory
 
 
-def saved_target_weights(checkpoint: Path) -> dict:
-    target = TargetWeights(AutoModelForCausalLM.from_pretrained(TINY_MODEL))
-    _load_target_weights(checkpoint, target)
-    return target.state_dict()
+KEPT = {"target_weights.safetensors": TargetWeights, "initial_weights.safetensors": InitialWeights}
+
+
+def saved_weights(checkpoint: Path, name: str) -> dict:
+    weights: KeptWeights = KEPT[name](AutoModelForCausalLM.from_pretrained(TINY_MODEL))
+    _load_weights(checkpoint, weights, name)
+    return weights.state_dict()
 
 
 @pytest.mark.slow
@@ -54,7 +57,7 @@ def saved_target_weights(checkpoint: Path) -> dict:
 def test_trains_as_one_process(kind, one_process, tmp_path):
     """
     Losses, weights and target weights are the same, up to the order of float32 additions: 1e-5 of a loss and, of a
-    weight, a hundredth of the first step (1e-3).
+    weight, a hundredth of the first step (1e-3). The initial weights are those of the model.
     """
     launch(str(HERE / "same_batches.py"), kind, str(tmp_path))
     for run in RUNS:
@@ -65,11 +68,15 @@ def test_trains_as_one_process(kind, one_process, tmp_path):
         assert_close(weights, expected, rtol=0, atol=1e-5, msg=lambda message, run=run: f"{run}: {message}")
 
     checkpoints = [path / "sampled" / "checkpoint-2" for path in (tmp_path, one_process)]
-    assert_close(*map(saved_target_weights, checkpoints), rtol=0, atol=1e-6)
+    for name in KEPT:
+        assert_close(*(saved_weights(checkpoint, name) for checkpoint in checkpoints), rtol=0, atol=1e-6)
+    own = dict(AutoModelForCausalLM.from_pretrained(TINY_MODEL).named_parameters())
+    assert_close(saved_weights(checkpoints[0], name), own, rtol=0, atol=0)
     if kind != "ddp":  # where every process has all of them
         shutil.rmtree(checkpoints[0] / "nlac" / "rank_00001")
-        with pytest.raises(ValueError, match="lacks a part of the target weights"):
-            saved_target_weights(checkpoints[0])
+        for name in KEPT:
+            with pytest.raises(ValueError, match=f"lacks a part of {name}"):
+                saved_weights(checkpoints[0], name)
 
 
 def test_target_weights_of_shards(tmp_path):

@@ -38,17 +38,25 @@ class TestHealth:
         ("optimal", "refined", "compliance"), [(True, "a", 1), (True, "b", 0), (False, "a", 0), (False, "b", 1)]
     )
     def test_refine_compliance(self, optimal, refined, compliance):
-        refinement = Refinement("a", "a", Critique("", optimal), Answer(None, (), refined, refined))
+        refinement = Refinement("a", Critique("", optimal), Answer(None, (), refined, refined))
         assert health_metrics([], [], [refinement])["health/refine_compliance"] == compliance
 
     def test_rates_of_verdicts_and_changes(self):
         yes, no = Critique("", True), Critique("", False)
         said = [(yes, "a"), (no, "b"), (no, "b"), (no, "b")]
-        refinements = [Refinement("a", "a", critique, Answer(None, (), text, text)) for critique, text in said]
+        refinements = [Refinement("a", critique, Answer(None, (), text, text)) for critique, text in said]
         targets = [Answer(None, (), "", critique) for critique in (yes, yes, no, None)]
         metrics = health_metrics([Transition(make_episode(), 0)] * 4, targets, [*refinements, None])
         assert (metrics["critic/optimal_rate"], metrics["refine/changed_rate"]) == (0.25, 0.75)
         assert metrics["backup/optimal_rate"] == 2 / 3
+
+    def test_an_action_that_was_kept_says_nothing_of_the_refinement_policy(self):
+        """It was not asked."""
+        kept = Refinement("a", Critique("", True), Answer(None, (), "a", "a"), is_kept=True)
+        changed = Refinement("a", Critique("", False), Answer(None, (), "a", "a"))
+        metrics = health_metrics([], [], [kept, changed, None])
+        assert metrics["health/refine_compliance"] == 0.0 and metrics["critic/optimal_rate"] == 0.5
+        assert "health/refine_compliance" not in health_metrics([], [], [kept])
 
     def test_warns_once_by_name(self, caplog):
         monitor = HealthMonitor()
@@ -56,7 +64,8 @@ class TestHealth:
         with caplog.at_level(logging.WARNING):
             assert not any(monitor.update(healthy) for _ in range(20))
             assert sum((monitor.update(ill) for _ in range(20)), []) == ["health/backup_fidelity"]
-            assert "role of the backup" in caplog.text and "rehearsal_ratio" in caplog.text
+            assert "Bellman targets no longer repeat what was observed: `health/backup_fidelity` fell" in caplog.text
+            assert "Lower `learning_rate`" in caplog.text
             for _ in range(30):
                 monitor.update(healthy)
             assert sum((monitor.update(ill) for _ in range(20)), []) == ["health/backup_fidelity"]
@@ -64,26 +73,31 @@ class TestHealth:
     def test_a_fall_among_the_first_values_is_not_reported(self):
         monitor = HealthMonitor()
         assert not any(monitor.update({"critic/format_rate": value}) for value in (1.0, 0.0, 0.0, 0.0))
-        assert not monitor.is_forgetting
 
-    def test_what_is_set_already_is_not_advised(self):
-        metrics = [{"health/backup_fidelity": value} for value in [0.9] * 5 + [0.1] * 5]
-        for set_already in ({}, {"rehearsal_ratio": 0.5}):
-            monitor = HealthMonitor(**set_already)
-            for found in metrics:
-                monitor.update(found)
-            told = monitor.describe("health/backup_fidelity")
-            assert ("raise `rehearsal_ratio` (0.5)" in told) == bool(set_already) and "`rehearsal_ratio`" in told
-            assert ("`rehearsal_dataset`" in told) != bool(set_already)
-        for masks in (False, True):
-            monitor = HealthMonitor(masks_noncompliant=masks)
-            for _ in range(5):
-                monitor.update({"health/refine_compliance": 0.9, "health/backup_fidelity": 0.9})
-            assert ("`mask_noncompliant_refinements=True`" in monitor.describe("health/refine_compliance")) != masks
-            assert "mask_noncompliant" not in monitor.describe("health/backup_fidelity")
-        monitor = FormatMonitor(256, rehearsal_ratio=0.25)
-        monitor.update({"critic/format_rate": 0.0})
-        assert "raise `rehearsal_ratio` (0.25)" in monitor.causes()["critic/format_rate"]
+    @pytest.mark.parametrize(
+        ("name", "told"),
+        [
+            ("critic/format_rate", "The form of critiques is being lost: `critic/format_rate` fell from 0.90 to"),
+            ("health/refine_compliance", "do what critiques say: `health/refine_compliance` fell from 0.90 to"),
+        ],
+    )
+    def test_says_what_is_lost(self, caplog, name, told):
+        monitor = HealthMonitor()
+        found = [monitor.update({name: value}) for value in [0.9] * 5 + [0.1] * 5]
+        assert sum(found, []) == [name] and told in caplog.text
+
+    def test_warns_when_advice_comes_to_name_the_criticised_actions(self, caplog):
+        """The one metric whose rise is the decay. A run resumes."""
+        name, monitor = "health/advice_repeats_action", HealthMonitor()
+        assert not any(monitor.update({name: 0.1}) for _ in range(10))
+        resumed = HealthMonitor()
+        resumed.load_state_dict(json.loads(json.dumps(monitor.state_dict())))
+        assert resumed == monitor
+        assert not resumed.update({name: 0.0})  # a fall is none
+        assert sum((resumed.update({name: 0.8}) for _ in range(20)), []) == [name]
+        assert f"followed, gives the actions that they criticise: `{name}` rose from 0.08 to 0." in caplog.text
+        assert not any(resumed.update({name: 0.1}) for _ in range(20))
+        assert sum((resumed.update({name: 0.8}) for _ in range(20)), []) == [name]
 
 
 class TestFormatMonitor:
@@ -91,7 +105,7 @@ class TestFormatMonitor:
         monitor = FormatMonitor(max_completion_length=256)
         with caplog.at_level(logging.WARNING):
             assert monitor.update({"critic/format_rate": 0.0, "policy/format_rate": 0.9}) == ["critic/format_rate"]
-            assert "Only 0% of the answers of the critic" in caplog.text and "`rehearsal_dataset`" in caplog.text
+            assert "Only 0% of the answers of the critic" in caplog.text and "`NLACPrompts.examples`" in caplog.text
             assert monitor.update({"critic/format_rate": 0.0}) == []
             assert sum((monitor.update({"critic/format_rate": 1.0}) for _ in range(5)), []) == []
             assert monitor.causes() == {}

@@ -16,12 +16,12 @@ from trl_nlac.types import Answer, Critique, Refinement, Transition
 
 
 def test_several_futures_are_refined_as_in_training():
-    """The critic weighs several futures of each probe, but the refinement policy reads the critique alone."""
+    """The critic weighs several futures of each probe, but the refinement policy reads the critique alone, if "No"."""
     pool = EnvironmentPool(lambda: make_environment(ServiceDesk.from_seed(0, variant="noisy")))
     (_, (right,)), (_, (wrong,)) = pool.oracle.probes(2, seed=0)
     futures = ["closed win", "refused needs amber lose"] * 2
     yes, no = "Future: closed win\nOptimality: Yes", "Future: closed win\nOptimality: No"
-    roles = make_roles([*futures, yes, no, right, right], num_futures=2)
+    roles = make_roles([*futures, yes, no, right], num_futures=2)
     metrics = examine_critic(pool, roles, num_probes=2, seed=0)
     assert metrics == {
         "oracle/future_accuracy": 0.5,  # the wrong call does not close the request
@@ -32,15 +32,15 @@ def test_several_futures_are_refined_as_in_training():
         "oracle/failure_rate": 0.0,
     }
     prompts = asked(roles)
-    for i, (action, critique) in enumerate([(right, yes), (wrong, no)]):
+    for i, action in enumerate([right, wrong]):
         (state_action,) = {
             prompt.removesuffix("<|user|> Future:<|end|><|assistant|>") for prompt in prompts[2 * i : 2 * i + 2]
         }
         assert state_action.endswith(f"<|assistant|> {action}<|end|>")
-        evaluation, refinement = prompts[4 + i], prompts[6 + i]
+        evaluation = prompts[4 + i]
         assert evaluation.startswith(state_action) and "1. closed win\n2. refused needs amber lose" in evaluation
-        question = "<|user|> Critique?<|end|><|assistant|>"
-        assert refinement == f"{state_action}{question} {critique}<|end|><|user|> Revise?<|end|><|assistant|>"
+    question, (refinement,) = "<|user|> Critique?<|end|><|assistant|>", prompts[6:]
+    assert refinement == f"{state_action}{question} {no}<|end|><|user|> Revise?<|end|><|assistant|>"
     assert {sampling.temperature for sampling in roles.generator.samplings[4:]} == {0.0}
 
 
@@ -145,7 +145,7 @@ def test_logs_are_not_compared_with_an_oracle():
     played = make_episode()
     transitions = [Transition(played, 0), Transition(replace(played, is_log=True), 0)]
     refinements = [
-        Refinement(attempt, attempt, Critique("closed", True), Answer(None, (), attempt, attempt))
+        Refinement(attempt, Critique("closed", True), Answer(None, (), attempt, attempt))
         for attempt in ("best", "bad")
     ]
     rates = judge_refinements(Graded(), transitions, refinements)

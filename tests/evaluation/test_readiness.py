@@ -31,7 +31,7 @@ class TestIteration:
         ("name", "value", "advice"),
         [
             ("refine/format_rate", 0.79, "worked examples"),
-            ("successor/format_rate", 0.0, "trl-nlac rehearse"),
+            ("successor/format_rate", 0.0, "use a stronger model"),
             ("health/backup_fidelity", 0.4, "do not tell what was observed"),
             ("health/refine_compliance", 0.3, "do not do as their critiques say"),
             ("completions/clipped_ratio", 0.3, "max_completion_length"),

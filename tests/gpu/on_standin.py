@@ -175,6 +175,10 @@ def test_training_is_that_of_the_cpu(tmp_path, flexes, name):
     assert {values.device for values in averages.values()} == {device}
     averages = {name: values.cpu() for name, values in averages.items()}
     assert_close(averages, expected.target_weights.state_dict(), rtol=0, atol=1e-6)
+    initial = trainer.initial_weights.state_dict()
+    assert {values.device for values in initial.values()} == {device}
+    initial = {name: values.cpu() for name, values in initial.items()}
+    assert_close(initial, expected.initial_weights.state_dict(), rtol=0, atol=0)
     assert trainer.num_environment_steps == expected.num_environment_steps
 
 
@@ -212,8 +216,13 @@ def test_resumed_training_goes_on_as_if_it_had_not_stopped(tmp_path, flexes):
     assert devices_of(resumed.model) == {DEVICE}
     states = [value for state in resumed.optimizer.state.values() for value in state.values() if value.dim()]
     assert states and {value.device for value in states} == {DEVICE}
-    assert {values.device for values in resumed.target_weights.state_dict().values()} == {DEVICE}
-    for one, other in ((whole.model, resumed.model), (whole.target_weights, resumed.target_weights)):
+    for kept in (resumed.target_weights, resumed.initial_weights):
+        assert {values.device for values in kept.state_dict().values()} == {DEVICE}
+    for one, other in (
+        (whole.model, resumed.model),
+        (whole.target_weights, resumed.target_weights),
+        (whole.initial_weights, resumed.initial_weights),
+    ):
         one, other = ({n: v.cpu() for n, v in part.state_dict().items()} for part in (one, other))
         assert_close(one, other, rtol=0, atol=0)
 

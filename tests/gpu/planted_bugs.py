@@ -72,8 +72,8 @@ BUGS = [
     Bug(
         "target weights of a checkpoint stay on the CPU",
         "method/target_weights.py",
-        "            average.copy_(state[name])",
-        "            self._averages[name] = state[name].cpu()",
+        "            values.copy_(state[name])",
+        "            self._values[name] = state[name].cpu()",
         "resumed",
     ),
     Bug(

@@ -12,7 +12,13 @@ from trl_nlac.chat.tool_calls import format_tool_call
 from trl_nlac.environments.embedded import COMPACT_PROMPTS, make_environment
 from trl_nlac.environments.embedded.service_desk import ARGUMENTS
 from trl_nlac.episodes.recorder import replay_actions
-from trl_nlac.method.backup import bellman_targets, critic_examples, is_answerable, is_repeatable
+from trl_nlac.method.backup import (
+    backup_questions,
+    bellman_targets,
+    critic_examples,
+    is_answerable,
+    write_targets,
+)
 from trl_nlac.method.critic import critic_prompt, critiques
 from trl_nlac.types import Answer, Critique, Sample, Transition
 
@@ -41,7 +47,7 @@ class TestBellmanTargets:
         episode = make_transitions(roles)[1].episode
         rewarded = tuple(replace(turn, reward=reward) for turn, reward in zip(episode.turns, (4.0, 1.0), strict=True))
         bellman_targets(roles, [Transition(replace(episode, turns=rewarded), 1)], "implicit")
-        assert "lose 5 of 2 Summary?" in asked(roles)[0]
+        assert "lose\nThe reward of this step is 1. 5 of 2 Summary?" in asked(roles)[0]
 
     def test_truncated_step_bootstraps(self):
         roles = make_roles(["closed win", CRITIQUE])
@@ -64,7 +70,8 @@ class TestBellmanTargets:
             + f" {action} refused needs photo lose<|end|><|user|> Summary?<|end|><|assistant|>"
         )
 
-    def test_explicit_bootstrap_samples_as_the_successor_within_the_limits_of_the_roles(self):
+    def test_explicit_bootstrap_samples_as_the_policy_and_the_critic_do(self):
+        """The next action is the policy's own, and its future the critic's (equation 1)."""
         future = "Future: refused needs photo lose\nOptimality: No use photo"
         limits = {"policy": 11, "successor": 7, "critique": 13, "backup": 17}
         role_sampling = {role: {"max_tokens": number, "temperature": number / 10} for role, number in limits.items()}
@@ -72,8 +79,68 @@ class TestBellmanTargets:
         roles.samplings["policy"] = replace(roles.samplings["policy"], regex="route .*")
         bellman_targets(roles, make_transitions(roles)[:1], bootstrap="explicit")
         asked_with = [(sampling.max_tokens, sampling.temperature) for sampling in roles.generator.samplings]
-        assert asked_with == [(11, 0.7), (13, 0.7), (17, 1.7)]
+        assert asked_with == [(11, 1.1), (13, 1.3), (17, 1.7)]
         assert [sampling.regex for sampling in roles.generator.samplings] == ["route .*", None, None]
+
+    def test_the_backup_is_shown_all_arguments_of_equation_1(self):
+        """s_t, a_t, r_t, s_{t+1}, a_{t+1} and d_{t+1}, in this order."""
+        roles = make_roles([WRONG[1], "Future: it opens\nOptimality: No", CRITIQUE])
+        episode = make_transitions(roles)[0].episode
+        turns = (replace(episode.turns[0], reward=0.25), episode.turns[1])
+        (target,) = bellman_targets(roles, [Transition(replace(episode, turns=turns), 0)], bootstrap="explicit")
+        arguments = {
+            "s_t": "<|user|> baku 2<|end|>",
+            "a_t": f"<|assistant|> {WRONG[0]}<|end|>",
+            "s_{t+1}": "<|user|> refused needs amber 1",
+            "r_t": "The reward of this step is 0.25.",
+            "a_{t+1}": f"<|assistant|> {WRONG[1]}",
+            "d_{t+1}": "it opens<|end|>",
+            "question": "<|user|> Summary?<|end|>",
+        }
+        policy, critic, backup = asked(roles)
+        places = {name: backup.find(text) for name, text in arguments.items()}
+        assert -1 not in places.values() and list(places.values()) == sorted(places.values()), places
+        assert target.parsed is not None
+        assert "reward" not in policy + critic  # they are asked in s_{t+1}, as when acting
+
+    @pytest.mark.parametrize("bootstrap", ["explicit", "implicit", "monte_carlo"])
+    @pytest.mark.parametrize(
+        ("index", "rewards", "is_shown"),
+        [
+            (0, (0.5, 0.0), True),
+            (0, (0.0, 1.0), False),
+            (1, (0.0, 1.0), False),  # the final score says it
+            (1, (0.5, 1.0), True),
+            (1, (0.5, 0.0), False),
+        ],
+    )
+    def test_the_reward_of_a_step_is_shown_where_nothing_else_says_it(self, bootstrap, index, rewards, is_shown):
+        roles = make_roles(CRITIQUE)
+        episode = make_transitions(roles)[0].episode
+        turns = tuple(replace(turn, reward=r) for turn, r in zip(episode.turns, rewards, strict=True))
+        (question,) = backup_questions(roles, [Transition(replace(episode, turns=turns), index)], bootstrap)
+        shown = f"The reward of this step is {rewards[index]:g}."
+        assert roles.chat.tokenizer.decode(question.ids).count("reward") == is_shown
+        assert (shown in roles.chat.tokenizer.decode(question.ids)) == is_shown
+
+    def test_the_reward_of_a_step_need_not_be_shown(self):
+        roles = make_roles(CRITIQUE, replace(COMPACT_PROMPTS, step_reward=""))
+        episode = make_transitions(roles)[0].episode
+        turns = (replace(episode.turns[0], reward=0.5, next_observation="seen"), episode.turns[1])
+        (question,) = backup_questions(roles, [Transition(replace(episode, turns=turns), 0)], "implicit")
+        assert "<|user|> seen Scenario?<|end|>" in roles.chat.tokenizer.decode(question.ids)
+
+    def test_questions_are_asked_and_answered_apart(self):
+        """So that other weights can answer. What cannot be asked has no target."""
+        roles = make_roles(["", "closed win"], max_format_retries=0)
+        transitions = make_transitions(roles)
+        questions = backup_questions(roles, [transitions[0], *transitions], "implicit")
+        assert [question is not None for question in questions] == [False, True, True]
+        assert not any(prompt.endswith("Summary?<|end|><|assistant|>") for prompt in asked(roles))
+        roles.generator.answers = [CRITIQUE, CRITIQUE.replace("Yes", "No")]
+        targets = write_targets(roles, [transitions[0], *transitions], questions)
+        assert [target.parsed and target.parsed.optimal for target in targets] == [None, True, False]
+        assert [t.prompt.ids for t in targets] == [q.ids for q in (transitions[0].state_action, *questions[1:])]
 
     def test_explicit_bootstrap_takes_one_of_several_futures(self):
         """k > 1: the successor model's, not what the evaluator makes of k (equation 1)."""
@@ -219,18 +286,3 @@ class TestCriticExamples:
             assert example.teacher_prompt is None
         values = [(example.completion_ids, example.transition_id, example.weight) for example in examples]
         assert values == [((5, 0), 3, 1.0), ((5, 1), 7, 1.0)]
-
-
-class TestRepetition:
-    def test_targets_whose_thoughts_are_rewritten_at_random_are_not_repeated(self):
-        chat = ChatEncoder(make_tokenizer("qwen3"))
-        for temperature in (0.0, 1.0):
-            roles = make_roles_of(chat, [], role_sampling={"correction": {"temperature": temperature}})
-            assert is_repeatable(roles, make_transitions(roles)[1], "implicit") == (temperature == 0)
-
-    def test_monte_carlo_targets_are_repeated_where_the_episode_ended(self):
-        """Where it was cut, the successor model guesses what would have followed."""
-        roles = make_roles([])
-        episode = make_transitions(roles)[0].episode
-        cut = replace(episode, terminated=False, truncated=True)
-        assert [is_repeatable(roles, Transition(e, 0), "monte_carlo") for e in (episode, cut)] == [True, False]

@@ -11,7 +11,7 @@ from helpers.testing_utils import ScriptedGenerator, make_roles
 
 from trl_nlac.method.backup import bellman_targets
 from trl_nlac.method.chains import answer_each
-from trl_nlac.method.refinement import refine_actions
+from trl_nlac.method.refinement import refine_attempts, sample_attempts
 
 
 class Concurrent(ScriptedGenerator):
@@ -45,7 +45,8 @@ class Concurrent(ScriptedGenerator):
         return [self._completion(answer) for answer in answers]
 
     def _answer(self, text: str) -> str:
-        return "Future: no\nOptimality: No" if text.endswith(("Critique?<|end|>", "win?")) else "route again"
+        is_judged = text.endswith(("Critique?<|end|>", "Summary?<|end|>"))
+        return "Future: no\nOptimality: No" if is_judged else "route again"
 
 
 @pytest.fixture
@@ -60,7 +61,7 @@ def refine(roles, transitions):
         roles,
         "refine",
         transitions,
-        lambda places: refine_actions(roles, [transitions[place] for place in places]),
+        lambda places: refine_attempts(roles, sample_attempts(roles, [transitions[place] for place in places])),
     )
 
 

@@ -61,7 +61,7 @@ def make_examples(is_taught: bool = False) -> list[TrainingExample]:
         TrainingExample("critic", Prompt.of(trunk[:30]), tuple(others[0][:17]), 1.0, 0, teachers[0]),
         TrainingExample("policy", Prompt.of(trunk[:20]), tuple(others[1][:9]), 0.5, 0),
         TrainingExample("critic", Prompt.of(trunk[:30]), tuple(others[2][:11]), 2.0, 1, teachers[1]),
-        TrainingExample("rehearsal", Prompt.of(trunk[:3]), tuple(others[3][:14])),
+        TrainingExample("policy", Prompt.of(trunk[:3]), tuple(others[3][:14])),
         TrainingExample("policy", Prompt.of(others[4][:7]), tuple(others[4][7:9]), 1.0, 1),
     ]
 

@@ -75,7 +75,7 @@ class TestBatchLosses:
         """The mean over the completion's own tokens, wherever it stands among the padding."""
         model = Bigram()
         examples = [
-            TrainingExample("rehearsal", Prompt.of([1, 5]), (3, 4)),
+            TrainingExample("policy", Prompt.of([1, 5]), (3, 4)),
             TrainingExample("policy", Prompt.of([2]), (6,)),
             TrainingExample("critic", Prompt.of([1, 7, 7, 7]), (8, 8, 2)),
         ]

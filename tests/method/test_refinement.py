@@ -14,66 +14,73 @@ from trl_nlac.method.critic import critiques
 from trl_nlac.method.refinement import (
     Attempt,
     policy_examples,
-    question_actions,
-    refine_actions,
+    question_attempts,
+    refine_attempts,
+    refinement_prompts,
     refinement_rounds,
+    sample_attempts,
+    without_contradictions,
 )
+from trl_nlac.method.roles import Roles
 from trl_nlac.prompts import parse_critique
 from trl_nlac.types import Answer, Critique, Refinement, Sample, Transition
 
 
-class TestRefineActions:
-    def test_one_round(self):
+NO, YES = "Future: bad\nOptimality: No", "Future: good\nOptimality: Yes"
+
+
+def refine_fresh(roles: Roles, transitions: list[Transition]) -> list[Refinement | None]:
+    """Refine fresh actions in the states of transitions."""
+    return refine_attempts(roles, sample_attempts(roles, transitions))
+
+
+class TestRefineAttempts:
+    def test_attempt_critique_and_refined_action(self):
         roles = make_roles(["route legal amber photo noon", "Future: no\nOptimality: No use billing", "route again"])
         transition = make_transitions(roles)[0]
-        refinement = refine_actions(roles, [transition])[0]
+        refinement = refine_fresh(roles, [transition])[0]
         _, critique, refine = asked(roles)
         action = "<|user|> baku 2<|end|><|assistant|> route legal amber photo noon<|end|>"
         assert critique == action + "<|user|> Critique?<|end|><|assistant|>"
         answer = " Future: no\nOptimality: No use billing<|end|>"
         assert refine == critique + answer + "<|user|> Revise?<|end|><|assistant|>"
-        assert refinement.refined_action.parsed == "route again"
+        assert (refinement.action, refinement.refined_action.parsed) == ("route legal amber photo noon", "route again")
         assert refinement.critique == parse_critique("Future: no\nOptimality: No use billing")
 
-    def test_rounds_see_all_attempts_and_stop_at_yes(self):
-        no, yes = "Future: bad\nOptimality: No", "Future: good\nOptimality: Yes"
-        first = ["a1", "b1", no, yes, "a2", "b2"]
-        second = [no, "a3"]
-        roles = make_roles([*first, *second])
-        state = make_transitions(roles)[0]
-        refined = refine_actions(roles, [state, state], num_refinements=2)
-        assert [refinement.refined_action.text for refinement in refined] == ["a3", "b2"]
-        critique, refine = asked(roles)[-2:]
-        assert critique.count("Critique?") == 1  # Q(s, a) of the attempt alone
-        assert refine.count("Critique?") == refine.count("Revise?") == 2
-        assert refine.index("a1") < refine.index("a2")
-
-    def test_a_refined_action_goes_with_the_attempt_and_the_critique_of_its_round(self):
-        """The action stays the first one."""
-        critiques = ["Future: bad\nOptimality: No", "Future: good\nOptimality: Yes"]
-        roles = make_roles(["a1", critiques[0], "a2", critiques[1], "a3"])
-        (refinement,) = refine_actions(roles, make_transitions(roles)[:1], num_refinements=2)
-        assert (refinement.action, refinement.attempt, refinement.refined_action.parsed) == ("a1", "a2", "a3")
-        assert refinement.critique == parse_critique(critiques[1])
+    def test_attempts_are_sampled_and_refined_apart(self):
+        """So that other weights can refine. Where the action or its critique is broken, nothing is refined."""
+        roles = make_roles(["", "a", "b", "no critique", NO], max_format_retries=0)
+        transition = make_transitions(roles)[0]
+        attempts = sample_attempts(roles, [transition] * 3)
+        assert not roles.generator.answers and not any("Revise?" in prompt for prompt in asked(roles))
+        assert [attempt and (attempt.action, attempt.critique.text) for attempt in attempts] == [
+            None,
+            ("a", "no critique"),
+            ("b", NO),
+        ]
+        roles.generator.answers = ["c"]
+        *unread, refinement = refine_attempts(roles, attempts)
+        assert unread == [None, None] and refinement.refined_action.text == "c"
+        assert asked(roles)[-1].count("Revise?") == 1 and " b<|end|>" in asked(roles)[-1]
 
     def test_broken_refinement_is_dropped(self):
-        roles = make_roles(["a", CRITIQUE, ""], max_format_retries=0)
-        assert refine_actions(roles, make_transitions(roles)[:1]) == [None]
+        roles = make_roles(["a", NO, ""], max_format_retries=0)
+        assert refine_fresh(roles, make_transitions(roles)[:1]) == [None]
+        assert not roles.generator.answers
 
-    def test_the_best_actions_can_be_their_own_refinements(self):
+    def test_the_best_actions_are_their_own_refinements(self):
         """Without a question: a fresh action as it was sampled, a stored one as it stands in the conversation."""
-        no = "Future: bad\nOptimality: No"
-        roles = make_roles(["b1", "c1", no, CRITIQUE, "b2", CRITIQUE], max_format_retries=0)
+        roles = make_roles(["b1", "c1", NO, YES, "b2"], max_format_retries=0)
         transitions = make_transitions(roles)
         yes = critiques(make_roles(CRITIQUE), [transitions[0].state_action])[0]
-        stored, fresh, kept = refine_actions(
-            roles, [transitions[0], *transitions], num_refinements=2, targets={0: yes}, keeps_best=True
-        )
+        attempts = sample_attempts(roles, transitions)
+        stored, fresh, kept = refine_attempts(roles, [Attempt.of_transition(roles, transitions[0], yes), *attempts])
         assert not roles.generator.answers
+        assert [prompt.endswith("Revise?<|end|><|assistant|>") for prompt in asked(roles)] == [False] * 4 + [True]
         assert (stored.is_kept, fresh.is_kept, kept.is_kept) == (True, False, True)
         assert stored.refined_action.token_ids == transitions[0].action_ids
         assert stored.refined_action.parsed == stored.refined_action.text == stored.action == WRONG[0]
-        assert (fresh.attempt, fresh.refined_action.text) == ("b1", "b2")
+        assert (fresh.action, fresh.refined_action.text) == ("b1", "b2")
         assert kept.refined_action.token_ids == tuple(roles.chat.completion("c1"))
         samples = [Sample(transition, 0, 1.0) for transition in transitions[:1]]
         (example,) = policy_examples(roles, samples, [stored])
@@ -86,51 +93,103 @@ class TestRefineActions:
         turn = replace(transition.turn, action="")
         unread = Transition(replace(transition.episode, turns=(turn,)), 0)
         yes = critiques(roles, [unread.state_action])[0]
-        (refinement,) = refine_actions(roles, [unread], targets={0: yes}, keeps_best=True)
+        (refinement,) = refine_attempts(roles, [Attempt.of_transition(roles, unread, yes)])
         assert refinement.refined_action.text == "better" and not refinement.is_kept
         thinking = make_roles_of(ChatEncoder(make_tokenizer("qwen3")), ["better"])
         transition = make_transitions(thinking)[0]
-        (refinement,) = refine_actions(
-            thinking, [transition], targets={0: replace(yes, prompt=transition.state_action)}, keeps_best=True
-        )
-        assert refinement.refined_action.text == "better"
+        attempt = Attempt.of_transition(thinking, transition, replace(yes, prompt=transition.state_action))
+        (refinement,) = refine_attempts(thinking, [attempt])
+        assert refinement.refined_action.text == "better" and not refinement.is_kept
 
     @pytest.mark.parametrize(("before", "after"), [("```json\n", "\n```"), ("", "."), ("Better: ", "")])
     def test_refined_calls_are_read_as_those_of_the_policy(self, before, after):
         call = format_tool_call("route", {"team": "billing"})
-        answers = [["a", "Future: bad\nOptimality: No", before + written + after] for written in (call, call[:-1])]
+        answers = [["a", NO, before + written + after] for written in (call, call[:-1])]
         roles = make_roles([*answers[0], *answers[1]], max_format_retries=0)
         desk = make_environment(DESK, "tool_call")
         episode = replay_actions(desk, {"request": "baku"}, WRONG, roles.actions, roles.prompts)
-        (read,), (unread,) = [refine_actions(roles, [Transition(episode, 0)]) for _ in answers]
+        (read,), (unread,) = [refine_fresh(roles, [Transition(episode, 0)]) for _ in answers]
         assert read.refined_action.parsed == call and unread is None
 
     def test_stored_actions_are_refined_by_their_targets(self):
         """No fresh action and no critique: the stored action and its Bellman target take their places."""
-        roles = make_roles(["fresh", CRITIQUE, "route stored", "route fresh"])
-        transitions = make_transitions(roles)
+        roles = make_roles(["route stored"])
+        transition = make_transitions(roles)[0]
         target_ids = roles.chat.completion("Future: refused\nOptimality: No use amber")
-        target = Answer(transitions[0].state_action, tuple(target_ids), "", Critique("refused", False, "use amber"))
-        stored, fresh = refine_actions(roles, transitions, targets={0: target})
-        assert (stored.action, stored.attempt) == (WRONG[0], WRONG[0])
-        assert stored.critique is target.parsed
-        assert {stored.refined_action.text, fresh.refined_action.text} == {"route stored", "route fresh"}
-        policy, critique, *_ = asked(roles)
-        assert policy == roles.chat.tokenizer.decode(transitions[1].state.ids)
-        refine = asked(roles)[2]
-        assert refine.startswith(roles.chat.tokenizer.decode(transitions[0].state_action.ids))
+        target = Answer(transition.state_action, tuple(target_ids), "", Critique("refused", False, "use amber"))
+        (stored,) = refine_attempts(roles, [Attempt.of_transition(roles, transition, target)])
+        assert stored.action == WRONG[0] and stored.critique is target.parsed
+        assert stored.refined_action.text == "route stored"
+        (refine,) = asked(roles)
+        assert refine.startswith(roles.chat.tokenizer.decode(transition.state_action.ids))
         assert "Optimality: No use amber<|end|><|user|> Revise?" in refine
-        broken = Answer(transitions[0].state_action, tuple(target_ids), "", None)
-        assert refine_actions(make_roles([]), transitions[:1], targets={0: broken}) == [None]
+        broken = Attempt.of_transition(roles, transition, replace(target, parsed=None))
+        assert refine_attempts(make_roles([]), [broken]) == [None]
 
 
-class TestQuestionActions:
+class TestWithoutContradictions:
+    """Advice that, followed, is the criticised action again is taken out of a Bellman target."""
+
+    ADVISED = "Future: refused\nOptimality: No. Call it again."
+
+    def target(self, roles, transition: Transition, text: str) -> Answer:
+        completion = tuple(roles.chat.completion(text))
+        return Answer(transition.state_action, completion, text, parse_critique(text))
+
+    def test_advice_that_repeats_the_action_is_taken_out(self):
+        roles = make_roles([WRONG[0], "better"], role_sampling={"refine": {"max_tokens": 13}})
+        transitions = make_transitions(roles)
+        targets = [self.target(roles, transition, self.ADVISED) for transition in transitions]
+        assert targets[0].parsed.advice
+        mended, kept = without_contradictions(roles, transitions, targets)
+        assert kept is targets[1]
+        assert mended.text == "Future: refused\nOptimality: No" and mended.prompt is targets[0].prompt
+        assert mended.token_ids == tuple(roles.chat.completion(mended.text))
+        assert mended.parsed == parse_critique(mended.text)
+        assert roles.take_metrics()["health/advice_repeats_action"] == 0.5
+        # The refinement policy is asked about the stored actions, greedily.
+        assert asked(roles) == [
+            roles.chat.tokenizer.decode(refinement_prompts(roles, [t.state_action], [target])[0].ids)
+            for t, target in zip(transitions, targets, strict=True)
+        ]
+        assert {(s.temperature, s.max_tokens) for s in roles.generator.samplings} == {(0.0, 13)}
+
+    def test_what_cannot_contradict_itself_is_not_asked_about(self):
+        """The best actions, critiques without advice, futures without a verdict, and what could not be read."""
+        roles = make_roles([])
+        transition = make_transitions(roles)[0]
+        answer = self.target(roles, transition, self.ADVISED)
+        unread = Transition(replace(transition.episode, turns=(replace(transition.turn, action=""),)), 0)
+        others = [
+            self.target(roles, transition, "Future: closed\nOptimality: Yes. Call it again."),
+            self.target(roles, transition, "Future: closed\nOptimality: No"),
+            replace(answer, parsed=Critique("it ends", None)),
+            replace(answer, parsed=None),
+        ]
+        transitions = [unread, *[transition] * len(others)]
+        assert without_contradictions(roles, transitions, [answer, *others]) == [answer, *others]
+        assert "health/advice_repeats_action" not in roles.take_metrics()
+
+    def test_chains_of_thought_stay(self):
+        chat = ChatEncoder(make_tokenizer("qwen3"))
+        roles = make_roles_of(chat, [WRONG[0]], reasoning=False)
+        transition = make_transitions(roles)[0]
+        thought = "<think>\nWhat if: Optimality: Yes?\n</think>\n\n"
+        token_ids = [*chat.template.encode(thought + self.ADVISED), chat.stop_ids[0]]
+        text = chat.decode(token_ids)
+        target = Answer(transition.state_action, tuple(token_ids), text, parse_critique(text))
+        (mended,) = without_contradictions(roles, [transition], [target])
+        assert chat.tokenizer.decode(mended.token_ids) == f"{thought}Future: refused\nOptimality: No<|im_end|>"
+        assert mended.parsed.optimal is False and not mended.parsed.advice
+
+
+class TestQuestionAttempts:
     def test_a_question_that_is_too_long_teaches_nothing(self):
         """It repeats the critique, for which there was room."""
         critique = f"Future: {'closed ' * 20}\nOptimality: No"
         for limit, number in ((None, 1), (30, 0)):
             roles = make_roles(["a", critique], max_prompt_length=limit)
-            refinements = question_actions(roles, make_transitions(roles)[:1])
+            refinements = question_attempts(roles, sample_attempts(roles, make_transitions(roles)[:1]))
             assert len(list(filter(None, refinements))) == number and not roles.generator.answers
 
     def test_a_stored_action_that_could_not_be_read_teaches_nothing(self):
@@ -139,7 +198,7 @@ class TestQuestionActions:
         turns = (replace(transition.turn, action=""), *transition.episode.turns[1:])
         unread = Transition(replace(transition.episode, turns=turns), 0)
         (target,) = critiques(roles, [unread.state_action])
-        assert question_actions(roles, [unread], {0: target}) == [None]
+        assert question_attempts(roles, [Attempt.of_transition(roles, unread, target)]) == [None]
 
 
 class TestPolicyExamples:
@@ -151,7 +210,7 @@ class TestPolicyExamples:
         transitions = make_transitions(roles)
         samples = [Sample(t, i, 1.0) for t, i in zip(transitions, (3, 7), strict=True)]
         answers = [Answer(t.state_action, (5, i), "b", "b") for i, t in enumerate(transitions)]
-        refinements = [Refinement("a", "a", Critique("", False), answer) for answer in answers]
+        refinements = [Refinement("a", Critique("", False), answer) for answer in answers]
         examples = policy_examples(roles, samples, refinements, distills)
         assert chat.prefill
         for example, transition in zip(examples, transitions, strict=True):
@@ -161,24 +220,22 @@ class TestPolicyExamples:
         values = [(example.completion_ids, example.transition_id, example.weight) for example in examples]
         assert values == [((5, 0), 3, 1.0), ((5, 1), 7, 1.0)]
 
-    def test_those_that_do_other_than_their_critiques_say_can_be_left_out(self):
+    @pytest.mark.parametrize("distills", [False, True])
+    def test_an_action_that_was_to_be_changed_and_was_not_is_left_out(self, distills):
+        """And one that was to be kept and was not. A distilled policy learns along its own action."""
         roles = make_roles([])
         transition = make_transitions(roles)[0]
         judged = [(verdict, action) for verdict in (False, True) for action in "ab"]
         refinements = [
-            Refinement("a", "a", Critique("", verdict), Answer(transition.state_action, (5,), action, action))
+            Refinement("a", Critique("", verdict), Answer(transition.state_action, (5,), action, action))
             for verdict, action in judged
         ]
-        samples = [Sample(transition, 0, 1.0)] * 4
-        examples = policy_examples(roles, samples, refinements, masks_noncompliant=True)
+        examples = policy_examples(roles, [Sample(transition, 0, 1.0)] * 4, refinements, distills)
         kept = [of for of, example in zip(judged, examples, strict=True) if example is not None]
-        assert kept == [(False, "b"), (True, "a")]
-        assert None not in policy_examples(roles, samples, refinements)
+        assert kept == (judged if distills else [(False, "b"), (True, "a")])
 
 
 class TestRefinementRounds:
-    NO, YES = "Future: bad\nOptimality: No", "Future: good\nOptimality: Yes"
-
     def refine(self, answers: list[str], **kwargs):
         """Refine the stored actions of two transitions, with scripted answers."""
         roles = make_roles(answers)
@@ -186,16 +243,30 @@ class TestRefinementRounds:
         attempts = {i: Attempt.of_transition(roles, t) for i, t in enumerate(transitions)}
         return roles, refinement_rounds(roles, attempts, **kwargs)
 
-    def test_the_best_action_can_be_kept(self):
-        roles, rounds = self.refine([self.YES, self.NO, "b2", self.YES], num_rounds=3, keeps_best=True)
+    def test_the_best_action_is_kept(self):
+        roles, rounds = self.refine([YES, NO, "b2", YES], num_rounds=3)
         (kept,), (first, second) = rounds[0], rounds[1]
-        assert kept.critique.parsed.optimal and kept.refined is None and kept.is_kept
+        assert kept.attempt == WRONG[0] and kept.critique.parsed.optimal and kept.refined is None
         assert (first.attempt, first.refined.parsed) == (WRONG[1], "b2")
         assert (second.attempt, second.refined) == ("b2", None) and second.critique.parsed.optimal
         questions = [prompt.removesuffix("?<|end|><|assistant|>").split()[-1] for prompt in asked(roles)]
         assert questions == ["Critique", "Critique", "Revise", "Critique"]
 
-    def test_without_it_the_best_action_is_refined_once(self):
-        roles, rounds = self.refine([self.YES, self.NO, "a2", "b2", self.YES, "b3"], num_rounds=3)
-        assert [[one.refined.parsed for one in of_action] for of_action in rounds.values()] == [["a2"], ["b2", "b3"]]
-        assert not roles.generator.answers
+    def test_rounds_see_all_attempts(self):
+        """The critic judges each attempt alone. A refined action goes with the attempt and critique of its round."""
+        roles, rounds = self.refine([NO, YES, "a2", NO.replace("bad", "worse"), "a3"], num_rounds=2)
+        told = [(one.attempt, one.critique.parsed.future, one.refined.parsed) for one in rounds[0]]
+        assert told == [(WRONG[0], "bad", "a2"), ("a2", "worse", "a3")]
+        critique, refine = asked(roles)[-2:]
+        assert critique.count("Critique?") == 1  # Q(s, a) of the attempt alone
+        assert refine.count("Critique?") == refine.count("Revise?") == 2
+        assert refine.index(WRONG[0]) < refine.index("a2")
+
+    def test_a_best_action_that_cannot_be_kept_is_refined_once(self):
+        """A stored one that could not be read."""
+        roles = make_roles([YES, "a2"])
+        transition = make_transitions(roles)[0]
+        turns = (replace(transition.turn, action=""), *transition.episode.turns[1:])
+        unread = Transition(replace(transition.episode, turns=turns), 0)
+        rounds = refinement_rounds(roles, {0: Attempt.of_transition(roles, unread)}, num_rounds=3)
+        assert [one.refined.parsed for one in rounds[0]] == ["a2"] and not roles.generator.answers

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 
+from dataclasses import replace
+
 import pytest
 from helpers.method_utils import CRITIQUE, asked, make_transitions
 from helpers.testing_utils import make_roles, make_roles_of, make_tokenizer
@@ -9,9 +11,10 @@ from trl_nlac.chat.encoder import ChatEncoder
 from trl_nlac.generation.generator import Completion, Sampling
 from trl_nlac.method.backup import bellman_targets
 from trl_nlac.method.critic import critiques
-from trl_nlac.method.refinement import refine_actions
+from trl_nlac.method.refinement import refine_attempts, sample_attempts
 from trl_nlac.method.roles import Roles
 from trl_nlac.prompts import parse_critique
+from trl_nlac.types import Transition
 
 
 class TestCheckGeneration:
@@ -57,10 +60,19 @@ class TestAsk:
         roles.ask("critique", [transition.state for transition in make_transitions(roles)], parse_critique)
         assert len(seeds) == 3 and len({(place, seed) for given in seeds for place, seed in enumerate(given)}) == 6
 
-    def test_greedy_answers_are_not_sampled_again(self):
-        roles = make_roles(["no critique"], max_format_retries=5)
-        answer = critiques(roles, [make_transitions(roles)[0].state_action], sampling=Sampling(8, temperature=0.0))[0]
-        assert answer.parsed is None
+    @pytest.mark.parametrize("retries", [0, 1, 5])
+    def test_a_greedy_backup_that_breaks_its_format_is_retried_by_sampling(self, retries):
+        """Otherwise the same answer would come again. What kept its format is not asked again."""
+        roles = make_roles([CRITIQUE, "no critique", CRITIQUE], max_format_retries=retries)
+        ended = make_transitions(roles)[1]
+        seen = replace(ended.turn, next_observation="other")
+        other = Transition(replace(ended.episode, turns=(ended.episode.turns[0], seen)), 1)
+        kept, broken = bellman_targets(roles, [ended, other], "implicit")
+        assert kept.parsed is not None and (broken.parsed is not None) == (retries > 0)
+        greedy, temperatures = roles.samplings["backup"], [0.0, 0.0] + [1.0] * (retries > 0)
+        assert [s.temperature for s in roles.generator.samplings] == temperatures
+        assert roles.generator.samplings[-1] == replace(greedy, temperature=temperatures[-1])
+        assert "other Score 0 Summary?" in asked(roles)[-1]
 
     def test_the_same_greedy_question_is_asked_once(self):
         roles = make_roles(["Future: a\nOptimality: No", "Future: b\nOptimality: No"])
@@ -169,7 +181,7 @@ class TestReasoning:
         answers = ["a", "Future: bad\nOptimality: No b", self.think(chat, "The judgement says b.", "b")]
         answers.append(self.think(chat, "How to put it?", "<corrected_think>b may do.</corrected_think>"))
         roles = make_roles_of(chat, answers)
-        (refinement,) = refine_actions(roles, make_transitions(roles)[:1])
+        (refinement,) = refine_attempts(roles, sample_attempts(roles, make_transitions(roles)[:1]))
         text = roles.chat.tokenizer.decode(refinement.refined_action.token_ids)
         assert text == "<think>\nb may do.\n</think>\n\nb<|im_end|>"
         assert NLACPrompts().correct_refine in asked(roles)[-1]

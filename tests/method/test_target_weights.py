@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 from trl_nlac import TargetWeights
+from trl_nlac.method.target_weights import InitialWeights, KeptWeights
 
 
 def make_model(dtype=torch.float32) -> nn.Module:
@@ -47,9 +48,10 @@ class TestTargetWeights:
             target.update(model)
         assert target.distance(model) < 0.01 * gap
 
-    def test_swap_restores_bit_for_bit(self):
+    @pytest.mark.parametrize("kept_weights", [TargetWeights, InitialWeights])
+    def test_swap_restores_bit_for_bit(self, kept_weights: type[KeptWeights]):
         model = make_model(torch.bfloat16)
-        target = TargetWeights(model)
+        target = kept_weights(model)
         old = [parameter.detach().clone() for parameter in model.parameters()]
         with torch.no_grad():
             for parameter in model.parameters():
@@ -108,3 +110,29 @@ class TestTargetWeights:
         target = TargetWeights(nn.DataParallel(model))
         assert target.state_dict().keys() == model.state_dict().keys()
         target.update(model)
+
+
+class TestInitialWeights:
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+    def test_stay_as_they_were_in_the_precision_of_the_model(self, dtype):
+        model = make_model(dtype)
+        old = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+        initial = InitialWeights()
+        assert initial.state_dict() == {}
+        initial.start(model)
+        with torch.no_grad():
+            model[0].weight.add_(1)
+        initial.start(model)  # a second training has those of the first
+        kept = initial.state_dict()
+        assert kept.keys() == old.keys() and {values.dtype for values in kept.values()} == {dtype}
+        assert all(torch.equal(values, old[name]) for name, values in kept.items())
+
+    def test_state(self):
+        model = make_model()
+        initial, other = InitialWeights(model), InitialWeights(model)
+        initial.load_state_dict({name: 2 * values for name, values in initial.state_dict().items()})
+        other.load_state_dict(initial.state_dict())
+        with other.swapped_into(model):
+            assert all(torch.equal(p, initial.state_dict()[name]) for name, p in model.named_parameters())
+        with pytest.raises(ValueError, match="do not fit the model"):
+            other.load_state_dict({"0.weight": torch.zeros(8, 8)})

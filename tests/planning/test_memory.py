@@ -15,6 +15,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, Qwen2Config, Qwen3Moe
 
 from trl_nlac import TargetWeights
 from trl_nlac.environments.embedded import TINY_MODEL
+from trl_nlac.method.target_weights import InitialWeights
 from trl_nlac.planning.memory import Precision, Sharing, activations, loss_bytes, set_aside, states
 from trl_nlac.planning.shape import model_shape
 
@@ -50,7 +51,7 @@ def test_peaks_of_a_pass():
 
 @pytest.mark.parametrize("adapters", [False, True])
 def test_states_are_counted_exactly(adapters):
-    """Weights, gradients, AdamW's moments and target weights of a step, byte by byte."""
+    """Weights, gradients, AdamW's moments, target and initial weights of a step, byte by byte."""
     model = AutoModelForCausalLM.from_pretrained(TINY_MODEL, dtype=torch.float32)
     if adapters:
         model = get_peft_model(model, LORA)
@@ -63,6 +64,7 @@ def test_states_are_counted_exactly(adapters):
         "gradients": [parameter.grad for parameter in model.parameters() if parameter.grad is not None],
         "optimizer": moments,
         "target weights": TargetWeights(model).state_dict().values(),
+        "initial weights": InitialWeights(model).state_dict().values(),
     }
     shape = model_shape(AutoConfig.from_pretrained(TINY_MODEL), LORA if adapters else None)
     precision = Precision.of("none", 4, False, adapters)
@@ -92,12 +94,12 @@ def test_a_mixture_of_experts_that_fits_into_no_memory_is_counted():
 
 
 def test_the_tables_of_the_review():
-    """7B on 8 GPUs under ZeRO-3: 19 GB of states, as the page says, and 57 kB of cache for a token."""
+    """7B on 8 GPUs under ZeRO-3: 21 GB of states, 1.9 of them initial weights, and 57 kB of cache for a token."""
     config = AutoConfig.for_model(**json.loads((CONFIGS / "Qwen2.5-7B-Instruct.json").read_text()))
     shape = model_shape(config)
     precision, sharing = Precision.of("zero3", 4, True, False), Sharing("zero3", 8)
     held = {name: round(size / 1e9, 1) for name, size in states(shape, sharing, precision, "adamw_torch").items()}
-    assert held == {"weights": 1.9, "gradients": 1.9, "optimizer": 11.4, "target weights": 3.8}
+    assert held == {"weights": 1.9, "gradients": 1.9, "optimizer": 11.4, "target weights": 3.8, "initial weights": 1.9}
     assert round(set_aside(shape, sharing, precision) / 1e9, 1) == 1.9
     assert shape.parameters == 7_615_616_512 and shape.cache_bytes == 57_344
     # Its loss had logits of all tokens: 10.6 GB for 2 sequences of 8,704 tokens. Those of a chunk need a quarter of

@@ -33,7 +33,9 @@ class TestAudit:
             assert row["next_observation"] == transition.turn.next_observation and row["return"] == 0
             assert row["critique"].startswith("Future:") and row["target"].startswith("Future:")
             assert "Optimality:" in row["attempt_critique"] and row["refined_action"]
-            assert row["critic_loss"] > 0 and row["policy_loss"] > 0
+            complies = (row["refined_action"] == row["attempt"]) == row["attempt_verdict"]
+            assert row["critic_loss"] > 0 and pd.notna(row["policy_loss"]) == complies
+            assert not complies or row["policy_loss"] > 0
         assert set(rows["priority"][rows["step"] == 0]) == {1.0}
         last = rows.drop_duplicates(["episode", "turn"], keep="last").query("step == 4")
         priorities = priorities_of(trainer.replay)
@@ -61,7 +63,7 @@ class TestAudit:
         for step in (1, 2, 100_000):
             samples = [Sample(Transition(episode, i), 6 + i, 0.5) for i in range(2)]
             trail.open(samples, [None, None], [target, target], [None, None], step, 10 * step)
-            trail.add_losses(*losses([6, 6, None], ["critic", "policy", "rehearsal"], [1.0, 0.0, 1.0]))
+            trail.add_losses(*losses([6, 6, None], ["critic", "policy", "policy"], [1.0, 0.0, 1.0]))
             trail.close()
             trail.write(step)
             other.touch()
@@ -79,7 +81,7 @@ class TestAudit:
         target = Answer(Prompt.of([1]), (9,), "Future: seen 1", critique)
         completions = [(2, 3, 4), (5,)]
         refinements = [
-            Refinement("a", "a", critique, Answer(Prompt.of([1]), completion, "b", "b")) for completion in completions
+            Refinement("a", critique, Answer(Prompt.of([1]), completion, "b", "b")) for completion in completions
         ]
         sample = Sample(Transition(make_episode(num_turns=1), 0), 6, 0.5)
         trail.open([sample] * 2, [None], [target] * 2, refinements, 1, 1)

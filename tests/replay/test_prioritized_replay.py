@@ -30,7 +30,7 @@ class TestPrioritizedReplay:
         replay.update_priorities([6, 7, 12], [0.5, 2.0, 3.0])
         assert [sample.transition_id for sample in replay.sample(10)] == [12, 17, 15, 24, 6, 17, 20, 16, 15, 9]
 
-    def test_new_transitions_get_the_largest_priority_seen(self):
+    def test_new_transitions_get_the_largest_priority(self):
         replay = PrioritizedReplay(capacity=100, priority_exponent=1.0)
         replay.add([make_episode()])
         replay.update_priorities([0, 1], [0.5, 7.0])
@@ -39,7 +39,34 @@ class TestPrioritizedReplay:
         counts = np.bincount([sample.transition_id for sample in replay.sample(10_000)])
         assert counts[2] == pytest.approx(10_000 * 7 / 14.5, rel=0.05)
 
-    def test_transitions_that_are_taken_in_get_the_largest_priority_seen(self):
+    def test_the_largest_priority_falls_with_those_of_the_stored_transitions(self, tmp_path):
+        """As losses do in training; otherwise new transitions would soon be drawn almost alone."""
+        replay = PrioritizedReplay(capacity=6, priority_exponent=1.0)
+        replay.add([make_episode()])
+        assert priorities_of(replay).tolist() == [1.0, 1.0]
+        replay.update_priorities([0, 1], [7.0, 2.0])
+        replay.update_priorities([0, 1], [0.5, 0.25])
+        replay.save(tmp_path)
+        loaded = PrioritizedReplay(capacity=6, priority_exponent=1.0)
+        loaded.load(tmp_path)
+        for buffer in (replay, loaded):
+            buffer.add([make_episode()])
+            assert priorities_of(buffer).tolist() == [0.5, 0.25, 0.5, 0.5]
+        replay.update_priorities([0], [9.0])
+        replay.add([make_episode(), make_episode()])  # the one with the largest priority has left
+        replay.update_priorities(range(2, 8), [0.1] * 6)
+        replay.add([make_episode(num_turns=1)])
+        assert priorities_of(replay)[-1] == 0.1
+
+    def test_where_no_transition_has_a_priority_new_ones_get_the_first(self):
+        replay = PrioritizedReplay(capacity=6)
+        replay.add([make_episode()])
+        replay.update_priorities([0, 1], [7.0, 7.0])
+        replay.leave_out([0, 1])
+        replay.add([make_episode()])
+        assert priorities_of(replay)[2:].tolist() == [1.0, 1.0]
+
+    def test_transitions_that_are_taken_in_get_the_largest_priority(self):
         replay = PrioritizedReplay(capacity=4)
         replay.add([make_episode()])
         replay.update_priorities([1], [7.0])

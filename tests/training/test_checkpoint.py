@@ -13,7 +13,7 @@ from torch import nn
 from transformers import TrainerCallback
 
 from trl_nlac import NLACConfig, PrioritizedReplay, TargetWeights
-from trl_nlac.environments.embedded import make_rehearsal_dataset
+from trl_nlac.method.target_weights import InitialWeights
 from trl_nlac.shards import Place
 from trl_nlac.training import checkpoint
 from trl_nlac.training.checkpoint import (
@@ -29,7 +29,7 @@ from trl_nlac.training.manifest import write_manifest
 from trl_nlac.types import Prompt, RunRefused, TrainingExample
 
 
-TARGET_WEIGHTS = "target_weights.safetensors"
+TARGET_WEIGHTS, INITIAL_WEIGHTS = "target_weights.safetensors", "initial_weights.safetensors"
 
 
 class TestCheckpoint:
@@ -49,22 +49,26 @@ class TestCheckpoint:
             "samples_per_iteration": 8,
             "save_strategy": "steps",
             "save_steps": save_steps,
-            "rehearsal_ratio": 0.5,
             **options,
         }
-        data = {"rehearsal_dataset": make_rehearsal_dataset("service_desk", size=50)}
-        whole = make_trainer(tmp_path / "whole", config, **data)
+        whole = make_trainer(tmp_path / "whole", config)
+        before = weights(whole.model)
         whole.train()
         torch.manual_seed(123)
-        resumed = make_trainer(tmp_path / "resumed", config, **data)
+        resumed = make_trainer(tmp_path / "resumed", config)
+        for parameter in resumed.model.parameters():
+            parameter.data.mul_(1.01)  # the checkpoint's count, not those that a resumed run is given
+        resumed.initial_weights.load_state_dict(weights(resumed.model))
         resumed.train(resume_from_checkpoint=str(tmp_path / "whole" / f"checkpoint-{save_steps}"))
         assert_same(weights(whole.model), weights(resumed.model))
         assert_same(whole.target_weights.state_dict(), resumed.target_weights.state_dict())
+        assert_same(whole.initial_weights.state_dict(), resumed.initial_weights.state_dict())
+        assert_same(whole.initial_weights.state_dict(), before)
         assert (priorities_of(whole.replay) == priorities_of(resumed.replay)).all()
         assert whole.num_environment_steps == resumed.num_environment_steps
         assert whole.target_weights.num_updates == resumed.target_weights.num_updates
         kept = targets_of(whole.replay)
-        assert kept == targets_of(resumed.replay) and any(kept)
+        assert kept == targets_of(resumed.replay) and any(kept) == bool(whole.args.target_max_age)
 
     def test_what_monitors_counted_and_the_replay_left_out(self, tmp_path, caplog):
         """Counts go on. What was left out stays so, unless `max_prompt_length` has changed. A new rate is reported."""
@@ -198,11 +202,11 @@ class TestCheckpoint:
         assert (tmp_path / "checkpoint-2" / "README.md").exists() or (tmp_path / "README.md").exists()
 
     def test_pending_examples(self, tmp_path):
-        target = TargetWeights(nn.Linear(2, 2))
+        target, initial = TargetWeights(nn.Linear(2, 2)), InitialWeights(nn.Linear(2, 2))
         taught = TrainingExample("policy", Prompt.of([1]), (3, 4), 0.5, 7, Prompt.of([2]))
         batches = [[taught], [TrainingExample("policy", Prompt.of([5, 6]), (7,))]]
-        save_state(tmp_path, 0, PrioritizedReplay(1), target, batches, {"world_size": 1}, True)
-        loaded, _ = load_state(tmp_path, 0, 1, PrioritizedReplay(1), target)
+        save_state(tmp_path, 0, PrioritizedReplay(1), target, initial, batches, {"world_size": 1}, True)
+        loaded, _ = load_state(tmp_path, 0, 1, PrioritizedReplay(1), target, initial)
 
         def plain(example: TrainingExample) -> dict:
             prompts = {name: vars(example)[name] for name in ("prompt", "teacher_prompt")}
@@ -223,32 +227,44 @@ class TestCheckpoint:
         def make_model(width: int) -> nn.Module:
             return nn.Sequential(nn.Linear(8, width), nn.Linear(width, 2))
 
-        target = TargetWeights(make_model(8))
-        save_state(tmp_path, 0, PrioritizedReplay(1), target, [], {"world_size": 1}, True)
-        state = load_file(tmp_path / "target_weights.safetensors")
-        torch.testing.assert_close(state, target.state_dict())
-        with pytest.raises(ValueError, match="do not fit the model"):
-            load_state(tmp_path, 0, 1, PrioritizedReplay(1), TargetWeights(make_model(4)))
-        (tmp_path / "target_weights.safetensors").unlink()
-        with pytest.raises(ValueError, match="lacks a part of the target weights"):
-            load_state(tmp_path, 0, 1, PrioritizedReplay(1), target)
+        model = make_model(8)
+        target, initial = TargetWeights(model), InitialWeights(model)
+        nn.utils.vector_to_parameters(torch.zeros(90), model.parameters())
+        target.update(model)
+        save_state(tmp_path, 0, PrioritizedReplay(1), target, initial, [], {"world_size": 1}, True)
+        for kept, name in ((target, TARGET_WEIGHTS), (initial, INITIAL_WEIGHTS)):
+            torch.testing.assert_close(load_file(tmp_path / name), kept.state_dict())
+        others = TargetWeights(model), InitialWeights(model)
+        load_state(tmp_path, 0, 1, PrioritizedReplay(1), *others)
+        for kept, other in zip((target, initial), others, strict=True):
+            assert_same(kept.state_dict(), other.state_dict())
+        small = make_model(4)
+        for kept in ((TargetWeights(small), initial), (target, InitialWeights(small))):
+            with pytest.raises(ValueError, match="do not fit the model"):
+                load_state(tmp_path, 0, 1, PrioritizedReplay(1), *kept)
+        for name in (INITIAL_WEIGHTS, TARGET_WEIGHTS):
+            (tmp_path / name).unlink()
+            with pytest.raises(ValueError, match=f"lacks a part of {name}"):
+                load_state(tmp_path, 0, 1, PrioritizedReplay(1), target, initial)
 
 
-def test_nodes_without_a_shared_disk_write_whole_target_weights(tmp_path, monkeypatch):
+def test_nodes_without_a_shared_disk_write_whole_weights(tmp_path, monkeypatch):
     """Under DDP with `save_on_each_node=True`: the first process of the second node."""
     monkeypatch.setattr("torch.distributed.is_initialized", lambda: True)
     monkeypatch.setattr("torch.distributed.get_rank", lambda: 1)
-    target = TargetWeights(nn.Linear(2, 2))
-    save_state(tmp_path, 1, PrioritizedReplay(1), target, [], {"world_size": 2}, writes_whole=True)
-    saved = {name: average.clone() for name, average in target.state_dict().items()}
-    for average in target.state_dict().values():
-        average.zero_()
-    load_state(tmp_path, 1, 2, PrioritizedReplay(1), target)
-    assert_same(saved, target.state_dict())
+    target, initial = TargetWeights(nn.Linear(2, 2)), InitialWeights(nn.Linear(2, 2))
+    save_state(tmp_path, 1, PrioritizedReplay(1), target, initial, [], {"world_size": 2}, writes_whole=True)
+    kept = target, initial
+    saved = [{name: values.clone() for name, values in of.state_dict().items()} for of in kept]
+    for values in (*target.state_dict().values(), *initial.state_dict().values()):
+        values.zero_()
+    load_state(tmp_path, 1, 2, PrioritizedReplay(1), target, initial)
+    for before, of in zip(saved, kept, strict=True):
+        assert_same(before, of.state_dict())
 
 
 @pytest.mark.parametrize("shape", [(640,), (64, 10), (1, 640), ()])
-def test_a_process_reads_its_part_of_saved_target_weights(tmp_path, monkeypatch, shape):
+def test_a_process_reads_its_part_of_saved_weights(tmp_path, monkeypatch, shape):
     """Of all files together: what it needs, but for the rest of the rows that its range begins and ends in."""
     whole = torch.arange(float(torch.Size(shape).numel())).view(shape)
     rows = max(len(whole), 1) if shape else 1
@@ -307,7 +323,7 @@ def test_a_process_reads_its_part_of_saved_target_weights(tmp_path, monkeypatch,
             self.state = state
 
     target = Shard()
-    checkpoint._load_target_weights(tmp_path, target)
+    checkpoint._load_weights(tmp_path, target, TARGET_WEIGHTS)
     assert target.state["w"].equal(whole.flatten()[first : first + size])
     row_size = 10 if shape == (64, 10) else 640 if shape == (1, 640) else 1
     assert sum(part.numel() for part in read) <= size + 2 * row_size

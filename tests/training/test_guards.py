@@ -213,15 +213,19 @@ class TestGradients:
 class TestFailureRate:
     def test_a_broken_environment_stops_the_run_with_a_checkpoint(self, tmp_path):
         class Worse:
-            """Fails from the 41st episode on, at the first action that can be read, which is the second."""
+            """Fails from the 41st episode on, at the second action."""
 
             episodes = 0
 
             def reset(self, start):
                 type(self).episodes += 1
-                return "win"
+                self.is_first = True
+                return "baku 2"
 
             def step(self, action):
+                if self.is_first:
+                    self.is_first = False
+                    return StepResult("refused needs amber 1")
                 if self.episodes > 40:
                     raise ConnectionError("the server is gone")
                 return StepResult("win", 1.0, terminated=True)

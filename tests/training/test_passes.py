@@ -74,7 +74,7 @@ def test_training_is_the_same_with_and_without(tmp_path, shares_prefixes):
         trainer.shares_prefixes = shares_prefixes
         trainer.train()
         (first, *_) = trainer.state.log_history
-        names = ("loss", "grad_norm", "critic/loss", "policy/loss", "replay/samples_per_step")
+        names = ("loss", "grad_norm", "critic/loss", "policy/loss", "replay/draws_per_step")
         trained.append((weights(trainer.model), {name: first[name] for name in names}))
         numbers.append(len(trainer.micro_batches))
     (one, logged), (other, expected) = trained

@@ -18,7 +18,7 @@ from torch import nn
 import trl_nlac
 from trl_nlac import NLACConfig, PrioritizedReplay, TargetWeights
 from trl_nlac.cli.plan import planned
-from trl_nlac.training.target_reuse import current_targets
+from trl_nlac.training.target_reuse import TargetReuse
 
 
 RECIPES = Path(trl_nlac.__file__).parent / "recipes"
@@ -57,9 +57,9 @@ def first_success(args: NLACConfig, turns: int, num_iterations: int) -> int | No
     for iteration in range(num_iterations):
         replay.add([episode() for _ in range(args.episodes_per_iteration)])
         samples = replay.sample(args.samples_per_iteration)
-        version = target_weights.num_updates
+        reuse = TargetReuse(samples, replay.targets, target_weights.num_updates, lifetime)
         with target_weights.swapped_into(critic):
-            targets, _ = current_targets(samples, replay.targets, version, lifetime, critic.write)
+            targets, _ = reuse.complete(critic.write(reuse.due))
         pairs = list(zip(samples, targets, strict=True)) * args.num_updates_per_generation
         for start in range(0, len(pairs), args.global_batch_size):
             batch = pairs[start : start + args.global_batch_size]

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
 import json
-from functools import partial
 
 import pytest
 from helpers.method_utils import CRITIQUE, asked, make_transitions
@@ -9,9 +8,8 @@ from helpers.testing_utils import make_roles, make_trainer, targets_of
 from torch import nn
 
 from trl_nlac import PrioritizedReplay, TargetWeights
-from trl_nlac.method.backup import is_repeatable
-from trl_nlac.method.iteration import write_targets
-from trl_nlac.training.target_reuse import current_targets, target_lags
+from trl_nlac.method.backup import bellman_targets
+from trl_nlac.training.target_reuse import TargetReuse, target_lags
 from trl_nlac.types import Sample
 
 
@@ -29,12 +27,11 @@ class Backups:
         self.samples = make_samples(self.roles)
         self.kept = PrioritizedReplay(2).targets
 
-    def ask(self, version: int, lifetime: int = 0, bootstrap: str = "implicit") -> list[int]:
+    def ask(self, version: int, lifetime: int = 0) -> list[int]:
         """Return the number of questions to the successor and to the backup."""
         before = len(asked(self.roles))
-        write = partial(write_targets, self.roles, bootstrap=bootstrap)
-        same = partial(is_repeatable, self.roles, bootstrap=bootstrap)
-        self.targets, self.versions = current_targets(self.samples, self.kept, version, lifetime, write, same)
+        reuse = TargetReuse(self.samples, self.kept, version, lifetime)
+        self.targets, self.versions = reuse.complete(bellman_targets(self.roles, reuse.due, "implicit"))
         questions = asked(self.roles)[before:]
         return [
             sum("Scenario?" in q and "Summary?" not in q for q in questions),
@@ -42,43 +39,53 @@ class Backups:
         ]
 
 
-class TestCurrentTargets:
+class TestTargetReuse:
     def test_every_draw_has_a_new_target(self):
         """As in the paper, where they are sampled."""
         sampled = Backups(role_sampling={"backup": {"temperature": 1.0}})
         assert [sampled.ask(version=0), sampled.ask(version=0), sampled.ask(version=1)] == [[2, 3]] * 3
-
-    def test_what_the_same_weights_would_write_again(self):
-        """A greedy target whose future was not sampled."""
-        half = Backups()
-        assert half.ask(version=3) == [2, 2]  # two futures that are the same
-        first = half.targets
-        assert half.ask(version=3) == [2, 1]  # the last step bootstraps nothing
-        assert half.targets[2].token_ids == first[2].token_ids and half.targets[2].parsed == first[2].parsed
-        assert half.ask(version=4) == [2, 2]
-        greedy = Backups(role_sampling={"successor": {"temperature": 0.0}})
-        greedy.ask(version=3)
-        assert greedy.ask(version=3) == [0, 0]
-        assert greedy.ask(version=4) == [1, 2]
-        observed = Backups()
-        observed.ask(version=3, bootstrap="monte_carlo")
-        assert observed.ask(version=3, bootstrap="monte_carlo") == [0, 0]
+        assert len(sampled.kept) == 0 and sampled.versions == [1] * 3
+        assert sampled.targets[0] is not sampled.targets[1]
 
     def test_targets_are_used_again_while_they_live(self):
         backups = Backups(role_sampling={"backup": {"temperature": 1.0}})
         assert backups.ask(version=10, lifetime=3) == [1, 2]  # one target for both draws
         assert backups.targets[0] is backups.targets[1] and backups.versions == [10] * 3
+        first = backups.targets
         assert backups.ask(version=12, lifetime=3) == [0, 0] and backups.versions == [10] * 3
+        again = [(t.prompt.ids, t.token_ids, t.parsed) for t in backups.targets]
+        assert again == [(t.prompt.ids, t.token_ids, t.parsed) for t in first]
         assert backups.ask(version=13, lifetime=3) == [1, 2] and backups.versions == [13] * 3
+
+    def test_a_new_draw_is_due_beside_kept_ones(self):
+        backups = Backups()
+        continuing, again, ended = backups.samples
+        backups.samples = [continuing]
+        backups.ask(version=10, lifetime=3)
+        reuse = TargetReuse([continuing, ended, again, ended], backups.kept, 11, 3)
+        assert reuse.due == [ended.transition]
+        targets, versions = reuse.complete(bellman_targets(backups.roles, reuse.due, "implicit"))
+        assert versions == [10, 11, 10, 11]
+        assert targets[1] is targets[3] and targets[1].prompt.ids != targets[0].prompt.ids == targets[2].prompt.ids
 
     def test_a_lifetime_of_one_update_is_that_of_the_version(self):
         backups = Backups(role_sampling={"backup": {"temperature": 1.0}})
         assert [backups.ask(version=10, lifetime=1), backups.ask(version=11, lifetime=1)] == [[1, 2]] * 2
+        assert backups.ask(version=11, lifetime=1) == [0, 0]
 
-    def test_unreadable_targets_are_not_kept(self):
+    def test_targets_that_failed_are_not_asked_again_within_their_lifetime(self):
+        """They are kept with their version, as none."""
         backups = Backups("mumble", max_format_retries=0)
-        assert backups.ask(version=0, lifetime=5) == [1, 2] == backups.ask(version=0, lifetime=5)
-        assert all(target.parsed is None for target in backups.targets)
+        assert backups.ask(version=4, lifetime=5) == [1, 2]
+        assert backups.ask(version=8, lifetime=5) == [0, 0] and backups.versions == [4] * 3
+        assert [(target.text, target.parsed) for target in backups.targets] == [("mumble", None)] * 3
+        assert backups.ask(version=9, lifetime=5) == [1, 2] and backups.versions == [9] * 3
+
+    def test_transitions_without_a_question_are_not_asked_again_either(self):
+        """Their future could not be read, so that the backup was not asked."""
+        backups = Backups("", max_format_retries=0)
+        assert backups.ask(version=0, lifetime=5) == [1, 1]  # the last step bootstraps nothing
+        assert backups.ask(version=4, lifetime=5) == [0, 0] and len(backups.kept) == 2
 
 
 def test_how_old_the_weights_are_that_wrote_targets():

@@ -11,9 +11,12 @@ from torch.nn import functional as F
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 from transformers import (
     AutoModelForCausalLM,
+    FalconH1Config,
     FalconMambaConfig,
     Gemma2Config,
     Gemma3TextConfig,
+    GPT2Config,
+    GPTNeoXConfig,
     GptOssConfig,
     LlamaConfig,
     MistralConfig,
@@ -44,8 +47,8 @@ CONFIGS = {
 }
 
 
-def make_args(tmp_path, **options) -> NLACConfig:
-    return NLACConfig(output_dir=str(tmp_path), use_cpu=True, bf16=False, report_to="none", **options)
+def make_args(tmp_path, bf16: bool = False, **options) -> NLACConfig:
+    return NLACConfig(output_dir=str(tmp_path), use_cpu=True, bf16=bf16, report_to="none", **options)
 
 
 def make_model(config: PreTrainedConfig):
@@ -186,20 +189,49 @@ UNFIT = {
     "dropout": (LlamaConfig(**SMALL, num_hidden_layers=1, attention_dropout=0.1), "sdpa", "`attention_dropout`"),
     "sinks": (GptOssConfig(**SMALL, **MOE, num_hidden_layers=2), "sdpa", "attention sinks"),
     "capped scores": (Gemma2Config(**SMALL, num_hidden_layers=2), "sdpa", "`softcap`|capped scores"),
-    "a state space": (FalconMambaConfig(vocab_size=97, hidden_size=32, num_hidden_layers=1), "sdpa", "a tree|windows"),
+    "a state space": (
+        FalconMambaConfig(vocab_size=97, hidden_size=32, num_hidden_layers=1),
+        "sdpa",
+        "keys and values of a prefix",
+    ),
+    "a state space beside attention": (
+        FalconH1Config(**SMALL, num_hidden_layers=1, mamba_d_ssm=64, mamba_n_heads=4, mamba_d_head=16),
+        "sdpa",
+        "keys and values of a prefix",
+    ),
+    "rotary factors of the batch": (
+        LlamaConfig(
+            **SMALL, num_hidden_layers=1, rope_parameters={"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}
+        ),
+        "sdpa",
+        "`rope_type='dynamic'`",
+    ),
     "linear attention": (Qwen3NextConfig(**SMALL, **MOE, num_hidden_layers=4), "sdpa", "type 'linear_attention'"),
 }
 
 
 @pytest.mark.parametrize("kind", UNFIT)
 def test_other_models_are_told_by_name(tmp_path, caplog, kind):
+    """In bfloat16, in which a trial alone would take a small difference for rounding."""
     config, attention, reason = UNFIT[kind]
     model = AutoModelForCausalLM.from_config(config)
     model.config._attn_implementation = attention
-    assert not start_sharing(model, model.config, make_args(tmp_path))
+    assert not start_sharing(model, model.config, make_args(tmp_path, bf16="beside" in kind))
     (record,) = [r for r in caplog.records if "Prefixes that training samples share" in r.message]
     assert re.search(reason, record.message)
     assert model.config._attn_implementation == attention
+
+
+def test_dropout_of_heads_that_are_not_there(tmp_path):
+    """A causal language model has no classifier."""
+    neox = GPTNeoXConfig(
+        vocab_size=97, hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4
+    )
+    gpt2 = GPT2Config(vocab_size=97, n_embd=64, n_layer=2, n_head=4, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0)
+    assert neox.classifier_dropout and gpt2.summary_first_dropout
+    for config in (neox, gpt2):
+        model = make_model(config)
+        assert start_sharing(model, model.config, make_args(tmp_path))
 
 
 @pytest.mark.parametrize("window", [None, 8, 600])

@@ -109,7 +109,7 @@ def _rounds(roles: Roles, prompts: list[Prompt], answers: list[Answer], num_roun
         for i, (prompt, answer) in enumerate(zip(prompts, answers, strict=True))
         if answer.parsed is not None
     }
-    return refinement_rounds(roles, attempts, num_rounds, keeps_best=True)
+    return refinement_rounds(roles, attempts, num_rounds)
 
 
 def _chosen(roles: Roles, groups: list[list[Answer]], alpha: float) -> list[Choice]:

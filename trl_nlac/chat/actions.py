@@ -28,6 +28,7 @@ _TAG = r"(?:[^\w\n]|_)*(?:\d+[.)](?:[^\w\n]|_)*)?{name}(?:[ \t]*\d+)?[*_`]*(?:[ 
 _THOUGHT = re.compile(rf"^{_TAG.format(name='Thought')}", re.IGNORECASE | re.MULTILINE)
 _ACTION = re.compile(rf"^{_TAG.format(name='Action')}", re.IGNORECASE | re.MULTILINE)
 _ACTION_IN_LINE = re.compile(r"[*_#>`-]{0,3}[ \t]?\bAction[*_`]*[ \t]*:[*_`]*", re.IGNORECASE)
+_TAGS = (_THOUGHT, _ACTION, _ACTION_IN_LINE)
 
 
 def parse_text(text: str) -> str | None:
@@ -49,6 +50,16 @@ def parse_react(text: str) -> str | None:
         return None
     is_bold = tag[0].count("**") == 1 and action.endswith("**")  # with its tag
     return (action[:-2].rstrip() if is_bold else action) or None
+
+
+def parse_plain(text: str) -> str | None:
+    """
+    Parse an answer without a thought, as an environment may ask for it: what follows `Action:`, or, without any tag,
+    the whole text. `None` if there is a thought.
+    """
+    if _THOUGHT.search(text):
+        return None
+    return parse_react(f"Thought: none\n{text}") if any(tag.search(text) for tag in _TAGS) else parse_text(text)
 
 
 def react_thought(text: str) -> str:
@@ -140,9 +151,18 @@ class ActionFormat:
         self.calls_tools = name == "tool_call"
         self.shows_thoughts = name == "react"
 
-    def read(self, prompt: Prompt, token_ids: list[int]) -> tuple[str, str | None]:
+    def read(self, prompt: Prompt, token_ids: list[int], takes_whole: bool = False) -> tuple[str, str | None]:
         """
         Decode an answer to `prompt`, and parse the action in it.
+
+        Args:
+            prompt ([`Prompt`]):
+                The conversation.
+            token_ids (`list[int]`):
+                The answer.
+            takes_whole (`bool`, *optional*, defaults to `False`):
+                Whether an answer in `"react"` without a thought is an action, too, where there are no tools, see
+                [`parse_plain`].
 
         Returns:
             `tuple[str, str | None]`: the text, where calls in the chat template's own format are JSON, and the action;
@@ -150,7 +170,10 @@ class ActionFormat:
         """
         if not self.calls_tools:
             text = self.chat.decode(token_ids)
-            return text, self.parse(text, prompt.tools)
+            action = self.parse(text, prompt.tools)
+            if action is None and takes_whole and self.shows_thoughts and not prompt.tools:
+                action = parse_plain(text)
+            return text, action
         text = self.chat.decode_calls(prompt.ids, token_ids, list(prompt.tools) or None)
         if text:
             return text, self.parse(text, prompt.tools)

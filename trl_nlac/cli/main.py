@@ -23,7 +23,6 @@ COMMANDS = {
     "serve": "offer an agent through OpenAI's interfaces, and as a guard",
     "calibrate": "choose the thresholds of an agent's guard by logged outcomes",
     "improve": "from the logs of any agent to a better model, and a report",
-    "rehearse": "let a model write samples of its roles, to rehearse in training",
     "report": "make a page about a run",
     "buffer": "inspect, export and import replay buffers",
     "env": "print versions, for bug reports",

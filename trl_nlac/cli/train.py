@@ -119,7 +119,7 @@ def make_trainer(
             with one_line_errors("--prompts: "):
                 prompts = NLACPrompts.from_file(script_args.prompts)
         rewards = load_objects(script_args.reward_funcs)
-        replay, rehearsal = load_conversations(script_args.replay_dataset), load_rows(script_args.rehearsal_dataset)
+        replay = load_conversations(script_args.replay_dataset)
         if environment or tools:
             datasets = [tasks, *([] if eval_tasks is None else [eval_tasks])]
             try_reset(environment, tools, args.environment_timeout, datasets)
@@ -135,7 +135,6 @@ def make_trainer(
             tools=tools,
             prompts=prompts,
             replay_dataset=replay,
-            rehearsal_dataset=rehearsal,
             peft_config=get_peft_config(model_args),
             quantization_config=get_quantization_config(model_args),
         )

@@ -51,8 +51,6 @@ class TrainArguments:
             File with prompts. If `None`, those saved with the model, or else the defaults.
         replay_dataset (`str`, *optional*):
             Logged conversations that fill the replay buffer before training.
-        rehearsal_dataset (`str`, *optional*):
-            Supervised samples of the roles.
     """
 
     environment_factory: list[str] = field(default_factory=list)
@@ -66,7 +64,6 @@ class TrainArguments:
     tools: list[str] | None = None
     prompts: str | None = None
     replay_dataset: str | None = None
-    rehearsal_dataset: str | None = None
 
     def __post_init__(self):
         if isinstance(self.environment_kwargs, str):

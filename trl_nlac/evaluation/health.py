@@ -51,15 +51,18 @@ def health_metrics(
     return {name: sum(numbers) / len(numbers) for name, numbers in values.items() if numbers}
 
 
+# What is lost where a metric falls, or, for the last one, rises.
 _WATCHED = {
-    "backup/format_rate": "backup",
-    "critic/format_rate": "critic",
-    "refine/format_rate": "refinement policy",
-    "correction/format_rate": "correction of chains of thought",
-    "policy/format_rate": "policy",
-    "health/backup_fidelity": "backup",
-    "health/refine_compliance": "refinement policy",
+    "backup/format_rate": "The form of Bellman targets is being lost",
+    "critic/format_rate": "The form of critiques is being lost",
+    "refine/format_rate": "The form of refined actions is being lost",
+    "correction/format_rate": "The form of corrected thoughts is being lost",
+    "policy/format_rate": "The form of actions is being lost",
+    "health/backup_fidelity": "Bellman targets no longer repeat what was observed",
+    "health/refine_compliance": "Refined actions no longer do what critiques say",
+    "health/advice_repeats_action": "The advice of Bellman targets, followed, gives the actions that they criticise",
 }
+_RISING = {"health/advice_repeats_action"}
 
 
 def iteration_metrics(
@@ -91,17 +94,9 @@ def _smooth(levels: dict[str, float], name: str, value: float) -> float:
 @dataclass
 class HealthMonitor:
     """
-    Warn by name when a role decays: once its smoothed metric is below `WARNING_RATIO` of its best value.
-
-    Args:
-        rehearsal_ratio (`float`, *optional*, defaults to `0.0`):
-            That of the run, for the advice.
-        masks_noncompliant (`bool`, *optional*, defaults to `False`):
-            `mask_noncompliant_refinements` of the run, for the advice.
+    Warn by name when what a role does decays: once its smoothed metric is below `WARNING_RATIO` of its best value.
     """
 
-    rehearsal_ratio: float = 0.0
-    masks_noncompliant: bool = False
     _count: Counter = field(default_factory=Counter)
     _level: dict[str, float] = field(default_factory=dict)
     _best: dict[str, float] = field(default_factory=dict)
@@ -118,7 +113,7 @@ class HealthMonitor:
         for name in _WATCHED:
             if name not in metrics:
                 continue
-            level = _smooth(self._level, name, metrics[name])
+            level = _smooth(self._level, name, 1 - metrics[name] if name in _RISING else metrics[name])
             self._count[name] += 1
             if self._count[name] < _WARM_UP:
                 continue
@@ -131,24 +126,14 @@ class HealthMonitor:
                 logger.warning(self.describe(name))
         return reported
 
-    @property
-    def is_forgetting(self) -> bool:
-        """Whether a role was reported and has not recovered."""
-        return bool(self._warned)
-
     def describe(self, name: str) -> str:
-        """Explain how far a metric has fallen, and what to do."""
-        rehearse = "pass a `rehearsal_dataset` of this role and set `rehearsal_ratio`"
-        if self.rehearsal_ratio:
-            rehearse = f"raise `rehearsal_ratio` ({self.rehearsal_ratio:g})"
-        remedies = f"Lower `learning_rate`, or {rehearse}."
-        if name == "health/refine_compliance" and not self.masks_noncompliant:
-            remedies += (
-                " With `mask_noncompliant_refinements=True` the policy does not learn what does other than told."
-            )
+        """Explain how far a metric has moved, and what to do."""
+        best, level, moved = self._best[name], self._level[name], "fell"
+        if name in _RISING:
+            best, level, moved = 1 - best, 1 - level, "rose"
         return (
-            f"The model is forgetting the role of the {_WATCHED[name]}: `{name}` fell from {self._best[name]:.2f} to "
-            f"{self._level[name]:.2f}. One set of weights plays all roles. {remedies}"
+            f"{_WATCHED[name]}: `{name}` {moved} from {best:.2f} to {level:.2f}. One set of weights plays all roles "
+            "that are trained. Lower `learning_rate`, or go back to an earlier checkpoint."
         )
 
     def state_dict(self) -> dict[str, Any]:
@@ -166,8 +151,12 @@ class HealthMonitor:
 
 
 _FORMATS = {
-    **{name: role for name, role in _WATCHED.items() if name.endswith("/format_rate")},
+    "policy/format_rate": "policy",
+    "critic/format_rate": "critic",
+    "backup/format_rate": "backup",
+    "refine/format_rate": "refinement policy",
     "successor/format_rate": "successor model",
+    "correction/format_rate": "correction of chains of thought",
 }
 _MIN_FORMAT_RATE = 0.2
 _MAX_CLIPPED_RATIO = 0.5
@@ -184,12 +173,9 @@ class FormatMonitor:
     Args:
         max_completion_length (`int`):
             Maximum length of an answer, in tokens, for the warning.
-        rehearsal_ratio (`float`, *optional*, defaults to `0.0`):
-            That of the run, for the advice.
     """
 
     max_completion_length: int
-    rehearsal_ratio: float = 0.0
     _level: dict[str, float] = field(default_factory=dict)
     _warned: set[str] = field(default_factory=set)
 
@@ -229,13 +215,10 @@ class FormatMonitor:
                 "template's option to turn thinking off in `chat_template_kwargs`."
             )
             return {"completions/clipped_ratio": cause}
-        teach = "teach it with a `rehearsal_dataset` and `rehearsal_ratio`"
-        if self.rehearsal_ratio:
-            teach = f"raise `rehearsal_ratio` ({self.rehearsal_ratio:g})"
         return {
             name: f"Only {self._level[name]:.0%} of the answers of the {role} keep to their format (`{name}`), and "
-            f"the others are never trained on. Show worked examples (`NLACPrompts.examples`), {teach}, or use a model "
-            "that follows instructions better."
+            f"the others are never trained on. Show worked examples (`NLACPrompts.examples`), or use a model that "
+            "follows instructions better."
             for name, role in _FORMATS.items()
             if self._level.get(name, 1.0) < _MIN_FORMAT_RATE
         }

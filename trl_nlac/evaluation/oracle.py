@@ -51,7 +51,7 @@ def judge_refinements(
     return oracle_metrics(
         oracle,
         [
-            (transition, refinement.attempt, refinement.critique, refinement.refined_action.parsed)
+            (transition, refinement.action, refinement.critique, refinement.refined_action.parsed)
             for transition, refinement in zip(transitions, refinements, strict=True)
             if refinement is not None and not transition.episode.is_log  # a log can come from another world
         ],

@@ -12,7 +12,7 @@ FORMAT_RATE, CLIPPED, TOO_LONG, FAILURES, FIDELITY, COMPLIANCE = 0.8, 0.2, 0.1, 
 TOLERANCE = 0.03  # of a success that was measured elsewhere
 
 ROLES = ("policy", "critic", "backup", "refine", "successor", "correction")
-_EXAMPLES = "Add worked examples to the prompts (`NLACPrompts.examples`), or train the roles: `trl-nlac rehearse`."
+_EXAMPLES = "Add worked examples to the prompts (`NLACPrompts.examples`), or use a stronger model."
 
 
 @dataclass(frozen=True)

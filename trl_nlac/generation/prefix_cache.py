@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from accelerate.utils import is_peft_model
 from torch import nn
-from transformers import DynamicCache
+from transformers import DynamicCache, PreTrainedConfig
 from transformers.cache_utils import (
     CacheLayerMixin,
     DynamicLayer,
@@ -232,13 +232,18 @@ def can_be_continued(model: nn.Module) -> bool:
         return False  # virtual tokens stand before the prompt
     if model.config.is_encoder_decoder or model.is_remote_code() or not model._supports_default_dynamic_cache():
         return False
-    rope = model.config.get_text_config(decoder=True).to_dict().get("rope_parameters") or {}
-    ropes = [rope, *(of_layers for of_layers in rope.values() if isinstance(of_layers, dict))]
-    if any(rope.get("rope_type") in ("dynamic", "longrope") for rope in ropes):
-        return False  # keys depend on the length of the whole text
+    if rope_of_length(model.config):
+        return False
     layers = DynamicCache(config=model.config).layers
     kinds = {type(layer) for layer in layers if isinstance(layer, (CacheLayerMixin, LinearAttentionCacheLayerMixin))}
     return kinds <= {DynamicLayer, DynamicSlidingWindowLayer}  # others have no state
+
+
+def rope_of_length(config: PreTrainedConfig) -> str | None:
+    """Return the type of rotary embeddings whose factors follow the longest text of a batch; `None` for others."""
+    rope = config.get_text_config(decoder=True).to_dict().get("rope_parameters") or {}
+    ropes = [rope, *(of_layers for of_layers in rope.values() if isinstance(of_layers, dict))]
+    return next((rope["rope_type"] for rope in ropes if rope.get("rope_type") in ("dynamic", "longrope")), None)
 
 
 def _each(change: Callable[[torch.Tensor], torch.Tensor], layers: list[Layer]) -> list[Layer]:

@@ -2,8 +2,6 @@
 
 """The language Bellman backup, which writes the critic's targets."""
 
-from dataclasses import replace
-
 from ..chat.actions import parse_text
 from ..prompts import parse_correctness, parse_critique, parse_future, render
 from ..types import Answer, Prompt, Sample, TrainingExample, Transition
@@ -13,11 +11,18 @@ from .roles import Roles
 
 def bellman_targets(roles: Roles, transitions: list[Transition], bootstrap: str) -> list[Answer]:
     """
-    Sample targets of the language Bellman backup, d_t ~ B_L M(. | s_t, a_t) (equation 1, p_tpred in section 5.1).
+    Sample targets of the language Bellman backup, d_t ~ B_L M(. | s_t, a_t) (equation 1, p_tpred in section 5.1), with
+    the weights of now: [`backup_questions`], answered by [`write_targets`].
+    """
+    return write_targets(roles, transitions, backup_questions(roles, transitions, bootstrap))
 
-    Call it with the target weights. A terminated step is judged by its observation and the final score. Any other
-    step, a truncated one too, bootstraps: a future from the observed s_{t+1} is predicted, then joined with it. Where
-    a task is a single step, only the final score counts, and a step that was cut has no target.
+
+def backup_questions(roles: Roles, transitions: list[Transition], bootstrap: str) -> list[Prompt | None]:
+    """
+    Ask the backup about observed steps. Call it with the target weights. A terminated step is judged by its
+    observation and the final score. Any other step, a truncated one too, bootstraps: a future from the observed
+    s_{t+1} is predicted, which the backup is to join with it. Where a task is a single step, only the final score
+    counts, and there is no question about a step that was cut.
 
     Args:
         roles ([`~method.roles.Roles`]):
@@ -25,38 +30,42 @@ def bellman_targets(roles: Roles, transitions: list[Transition], bootstrap: str)
         transitions (`list[Transition]`):
             The observed steps.
         bootstrap (`str`):
-            Source of the future from s_{t+1}: `"implicit"` asks the successor model for action and future in one
-            (section 5.1), `"explicit"` samples a_{t+1} from the policy and its future from the critic (equation 1),
-            both with the successor model's sampling, `"monte_carlo"` takes what followed in the episode and, if that
-            was cut, asks the successor model how it would have gone on from its last observation.
+            Source of the future from s_{t+1}: `"explicit"` samples a_{t+1} from the policy and its future from the
+            critic (equation 1), `"implicit"` asks the successor model for action and future in one (section 5.1),
+            `"monte_carlo"` takes what followed in the episode and, if that was cut, asks the successor model how it
+            would have gone on from its last observation.
 
     Returns:
-        `list[Answer]`: each parsed into a [`~types.Critique`], or `None` where there is no target.
+        `list[Prompt | None]`: `None` where nothing can be asked.
     """
-    prompts, single_future = _terminated_prompts(roles, transitions), roles.options.num_futures == 1
-    if roles.options.single_step:
-        parse = parse_correctness
-    else:
-        parse = parse_critique if single_future else parse_future
+    prompts = _terminated_prompts(roles, transitions)
+    if not roles.options.single_step:
+        question = roles.prompts.question("backup" if roles.options.num_futures == 1 else "backup_future")
         continuing = {i: transition for i, transition in enumerate(transitions) if not transition.terminated}
-        question = roles.prompts.question("backup" if single_future else "backup_future")
         futures = FUTURES[bootstrap](roles, list(continuing.values()))
         for i, conversation in zip(continuing, futures, strict=True):
             if conversation is not None:
                 prompts[i] = roles.builder.follow_up(conversation, question)
-    prompts = dict(sorted(prompts.items()))
-    answers = roles.ask("backup", list(prompts.values()), parse)
-    answers = dict(zip(prompts, roles.correct_reasoning(answers, "correct_backup"), strict=True))
-    return [answers.get(i, Answer(t.state_action, (), "", None)) for i, t in enumerate(transitions)]
+    return [prompts.get(i) for i in range(len(transitions))]
 
 
-def is_repeatable(roles: Roles, transition: Transition, bootstrap: str) -> bool:
-    """Whether the same weights would write the same target again, because every role that takes part is greedy."""
-    has_ended = transition.episode.terminated if bootstrap == "monte_carlo" else transition.terminated
-    taking_part = ["backup", *([] if has_ended else ["successor"])]
-    if roles.corrects_reasoning:
-        taking_part.append("correction")
-    return all(roles.samplings[role].temperature == 0 for role in taking_part)
+def write_targets(roles: Roles, transitions: list[Transition], questions: list[Prompt | None]) -> list[Answer]:
+    """
+    Answer the questions of [`backup_questions`]. Call it with the weights of the backup, in training the initial ones.
+
+    Returns:
+        `list[Answer]`: each parsed into a [`~types.Critique`], or `None` where there is no target.
+    """
+    if roles.options.single_step:
+        parse = parse_correctness
+    else:
+        parse = parse_critique if roles.options.num_futures == 1 else parse_future
+    targets = [Answer(transition.state_action, (), "", None) for transition in transitions]
+    asked = [i for i, question in enumerate(questions) if question is not None]
+    answers = roles.ask("backup", [questions[i] for i in asked], parse)
+    for i, answer in zip(asked, roles.correct_reasoning(answers, "correct_backup"), strict=True):
+        targets[i] = answer
+    return targets
 
 
 def is_answerable(roles: Roles, transition: Transition, needs_target: bool) -> bool:
@@ -109,7 +118,7 @@ def _terminated_prompts(roles: Roles, transitions: list[Transition]) -> dict[int
     prompts = {}
     for i, transition in enumerate(transitions):
         if transition.terminated:
-            values = {"next_observation": transition.turn.next_observation, **_score_values(roles, transition)}
+            values = {"next_observation": _observed(roles, transition), **_score_values(roles, transition)}
             question = roles.prompts.question(name, **values)
             prompts[i] = roles.builder.follow_up(transition.state_action, question)
     return prompts
@@ -121,12 +130,20 @@ def _score_values(roles: Roles, transition: Transition) -> dict[str, str]:
     return {name: f"{number:g}" for name, number in numbers.items()}
 
 
+def _observed(roles: Roles, transition: Transition) -> str:
+    """What followed the action: s_{t+1}, and r_t where it is not 0, unless the final score says the same."""
+    reward, observation = transition.turn.reward, transition.turn.next_observation
+    if not reward or (transition.terminated and reward == transition.episode.score):
+        return observation
+    return "\n".join(filter(None, [observation, render(roles.prompts.step_reward, reward=f"{reward:g}")]))
+
+
 def _successor_prompts(roles: Roles, transitions: list[Transition]) -> list[Prompt]:
     """p_pred(s_{t+1})."""
     return [
         roles.builder.follow_up(
             transition.state_action,
-            roles.prompts.question("successor", next_observation=transition.turn.next_observation),
+            roles.prompts.question("successor", next_observation=_observed(roles, transition)),
         )
         for transition in transitions
     ]
@@ -139,20 +156,12 @@ def _implicit_futures(roles: Roles, transitions: list[Transition]) -> list[Promp
 
 
 def _explicit_futures(roles: Roles, transitions: list[Transition]) -> list[Prompt | None]:
-    """
-    a_{t+1} ~ pi(. | s_{t+1}), d_{t+1} ~ M(. | s_{t+1}, a_{t+1}), as conversations that end with both. Both have the
-    successor model's sampling.
-    """
-    successor, policy, critic = (roles.samplings[role] for role in ("successor", "policy", "critique"))
-    states = [roles.builder.observe(t) for t in transitions]
-    acting = replace(successor, max_tokens=policy.max_tokens, regex=policy.regex)
-    actions = roles.ask("policy", states, sampling=acting)
+    """a_{t+1} ~ pi(. | s_{t+1}), d_{t+1} ~ M(. | s_{t+1}, a_{t+1}), as conversations that end with both."""
+    actions = roles.ask("policy", [roles.builder.observe(transition) for transition in transitions])
     acted = {i: action for i, action in enumerate(actions) if action.parsed is not None}
     questions = [critic_prompt(roles, roles.builder.continued(action.prompt, action)) for action in acted.values()]
-    if roles.options.num_futures == 1:
-        judged = roles.ask("critique", questions, parse_critique, replace(successor, max_tokens=critic.max_tokens))
-    else:  # one future, and nobody weighs several
-        judged = roles.ask("successor", questions, parse_future)
+    of_one = roles.options.num_futures == 1  # otherwise nobody weighs the future of a target
+    judged = roles.ask("critique" if of_one else "successor", questions, parse_critique if of_one else parse_future)
     conversations: list[Prompt | None] = [None] * len(transitions)
     successor_prompts = _successor_prompts(roles, transitions)
     for (i, action), critique in zip(acted.items(), judged, strict=True):

@@ -15,7 +15,7 @@ from ..types import LOSSES, Prompt, Sample, TrainingExample
 from .prefix_tree import PrefixTree
 
 
-NOTHING = TrainingExample("rehearsal", Prompt.of([0]), (0,), weight=0.0)  # for a process that has nothing to compute
+NOTHING = TrainingExample("policy", Prompt.of([0]), (0,), weight=0.0)  # for a process that has nothing to compute
 
 Spread = Callable[[list[TrainingExample], int], list[list[TrainingExample]]]
 Size = Callable[[int, int], int]  # tokens of a batch of the examples from `start` to before `end`
@@ -26,7 +26,7 @@ def make_batches(
     samples: Sequence[Sample],
     critic_examples: Sequence[TrainingExample | None],
     policy_examples: Sequence[TrainingExample | None],
-    rehearsal_examples: Sequence[Sequence[TrainingExample]],
+    num_steps: int,
     num_micro_batches: int,
     end_of_turn_id: int,
     spread: Spread,
@@ -40,8 +40,8 @@ def make_batches(
             Samples of all gradient steps, an equal number for each.
         critic_examples (`Sequence[TrainingExample | None]`), policy_examples (`Sequence[TrainingExample | None]`):
             Examples of each sample, where there are any.
-        rehearsal_examples (`Sequence[Sequence[TrainingExample]]`):
-            Examples of rehearsal for each gradient step.
+        num_steps (`int`):
+            Number of gradient steps.
         num_micro_batches (`int`):
             Number of micro-batches of a gradient step.
         end_of_turn_id (`int`):
@@ -53,12 +53,12 @@ def make_batches(
         `list[list[TrainingExample]]`: micro-batches. None is empty, because every process must run the model: examples
         of weight 0 fill up a step that has less.
     """
-    step_size = len(samples) // len(rehearsal_examples)
+    step_size = len(samples) // num_steps
     batches = []
-    for start, rehearsed in zip(range(0, len(samples), step_size), rehearsal_examples, strict=True):
+    for start in range(0, len(samples), step_size):
         chosen = slice(start, start + step_size)
         pairs = zip(critic_examples[chosen], policy_examples[chosen], strict=True)
-        step = [*rehearsed, *(example for example in chain.from_iterable(pairs) if example is not None)]
+        step = [example for example in chain.from_iterable(pairs) if example is not None]
         while len(step) < num_micro_batches:
             transition = samples[start].transition
             token_ids = transition.action_ids or (end_of_turn_id,)  # an action of which nothing stayed has none

@@ -1,61 +1,46 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""The two halves of an iteration that train: refined actions, and the examples of both losses."""
+"""The parts of an iteration that ask the model, and the examples of both losses."""
 
 from ..nlac_config import NLACConfig
-from ..types import Answer, Refinement, Sample, TrainingExample, Transition
-from .backup import bellman_targets, critic_examples, is_answerable
+from ..types import Answer, Prompt, Refinement, Sample, TrainingExample, Transition
+from .backup import backup_questions, critic_examples, is_answerable
 from .chains import answer_each
 from .critic import critiques
-from .refinement import Criticise, policy_examples, question_actions, refine_actions
+from .refinement import (
+    Attempt,
+    Criticise,
+    policy_examples,
+    question_attempts,
+    refine_attempts,
+    sample_attempts,
+)
 from .roles import Roles
 
 
-def write_targets(roles: Roles, transitions: list[Transition], bootstrap: str) -> list[Answer]:
-    """Write the Bellman target of each transition with the target weights, as [`~method.backup.bellman_targets`]."""
-    return answer_each(
-        roles,
-        "target",
-        transitions,
-        lambda places: bellman_targets(roles, [transitions[place] for place in places], bootstrap),
-    )
+def attempt_each(
+    roles: Roles, transitions: list[Transition], criticise: Criticise = critiques
+) -> list[Attempt | None]:
+    """Act in the state of each transition and judge it, as [`~method.refinement.sample_attempts`]."""
+
+    def attempt(places: list[int]) -> list[Attempt | None]:
+        return sample_attempts(roles, [transitions[place] for place in places], criticise)
+
+    return answer_each(roles, "attempt", transitions, attempt)
 
 
-def refine_samples(
-    roles: Roles,
-    args: NLACConfig,
-    transitions: list[Transition],
-    targets: list[Answer] | None = None,
-    criticise: Criticise = critiques,
-) -> list[Refinement | None]:
-    """
-    Refine an action in the state of each transition, under the policy's weights.
+def foresee_each(roles: Roles, transitions: list[Transition], bootstrap: str) -> list[Prompt | None]:
+    """Ask the backup about each transition, as [`~method.backup.backup_questions`]."""
 
-    Args:
-        roles ([`~method.roles.Roles`]):
-            The roles.
-        args ([`NLACConfig`]):
-            How to refine.
-        transitions (`list[Transition]`):
-            The transitions.
-        targets (`list[Answer]`, *optional*):
-            Bellman targets of the transitions, after which their stored actions are refined in place of fresh ones.
-        criticise (`Callable`, *optional*, defaults to [`~method.critic.critiques`]):
-            As in [`~method.refinement.refine_actions`].
+    def foresee(places: list[int]) -> list[Prompt | None]:
+        return backup_questions(roles, [transitions[place] for place in places], bootstrap)
 
-    Returns:
-        `list[Refinement | None]`: as from [`~method.refinement.refine_actions`].
-    """
+    return answer_each(roles, "future", transitions, foresee)
 
-    def refine(places: list[int]) -> list[Refinement | None]:
-        chosen = [transitions[place] for place in places]
-        judged = {} if targets is None else {i: targets[place] for i, place in enumerate(places)}
-        if args.policy_loss_type == "distill":
-            return question_actions(roles, chosen, judged, criticise)
-        keeps_best = not args.refine_best_actions
-        return refine_actions(roles, chosen, args.num_refinements, judged, criticise, keeps_best)
 
-    return answer_each(roles, "refine", transitions, refine)
+def refined_actions(roles: Roles, args: NLACConfig, attempts: list[Attempt | None]) -> list[Refinement | None]:
+    """Refine attempts, or where the policy is distilled, ask for what teaches it."""
+    return (question_attempts if args.policy_loss_type == "distill" else refine_attempts)(roles, attempts)
 
 
 def make_examples(
@@ -86,13 +71,7 @@ def make_examples(
     if args.critic_loss_coef:
         of_critic = critic_examples(roles, samples, targets)
     if args.policy_loss_coef:
-        of_policy = policy_examples(
-            roles,
-            samples,
-            refinements,
-            distills=args.policy_loss_type == "distill",
-            masks_noncompliant=args.mask_noncompliant_refinements,
-        )
+        of_policy = policy_examples(roles, samples, refinements, distills=args.policy_loss_type == "distill")
     return of_critic, of_policy
 
 

@@ -30,12 +30,15 @@ class Attempt:
         answer ([`Answer`], *optional*):
             The action as it can be trained on. `None` for a stored one that could not be read, and where the
             conversation may have lost its chain of thought.
+        critique ([`Answer`], *optional*):
+            Its critique, once it was judged.
     """
 
     state: Prompt
     action: str
     state_action: Prompt
     answer: Answer | None
+    critique: Answer | None = None
 
     @classmethod
     def of(cls, roles: Roles, state: Prompt, answer: Answer) -> "Attempt":
@@ -43,80 +46,121 @@ class Attempt:
         return cls(state, answer.parsed, roles.builder.continued(state, answer), answer)
 
     @classmethod
-    def of_transition(cls, roles: Roles, transition: Transition) -> "Attempt":
+    def of_transition(cls, roles: Roles, transition: Transition, critique: Answer | None = None) -> "Attempt":
         """Make an attempt of a stored action."""
         action, token_ids, answer = transition.turn.action, transition.action_ids, None
         if action and roles.chat.keeps_sampled_tokens:
             answer = Answer(transition.state, token_ids, roles.chat.decode(list(token_ids)), action)
-        return cls(transition.state, action, transition.state_action, answer)
+        return cls(transition.state, action, transition.state_action, answer, critique)
+
+    @property
+    def is_readable(self) -> bool:
+        """Whether it has a critique that could be parsed."""
+        return self.critique is not None and self.critique.parsed is not None
+
+    @property
+    def is_best(self) -> bool:
+        """Whether its critique calls it the best, and it can be trained on: it is its own refined action."""
+        return self.is_readable and self.critique.parsed.optimal and self.answer is not None
 
 
-@dataclass(frozen=True)
-class Round:
+def sample_attempts(
+    roles: Roles, transitions: list[Transition], criticise: Criticise = critiques
+) -> list[Attempt | None]:
     """
-    One round of critique and refinement.
-
-    Args:
-        attempt (`str`):
-            The action that was judged.
-        critique ([`Answer`]):
-            Its critique.
-        refined ([`Answer`], *optional*):
-            The refined action. `None` if the critique or the refined action could not be parsed, or if none was asked
-            for.
-        is_kept (`bool`, *optional*, defaults to `False`):
-            Whether none was asked for, because the critique calls the action the best.
-    """
-
-    attempt: str
-    critique: Answer
-    refined: Answer | None
-    is_kept: bool = False
-
-
-def refine_actions(
-    roles: Roles,
-    transitions: list[Transition],
-    num_refinements: int = 1,
-    targets: dict[int, Answer] | None = None,
-    criticise: Criticise = critiques,
-    keeps_best: bool = False,
-) -> list[Refinement | None]:
-    """
-    Sample a_t ~ pi(. | s_t), Q_L(s_t, a_t) and a_t^r ~ pi^r(. | s_t, a_t, Q_L(s_t, a_t)) (section 4.2, equation 6).
-
-    Call it with the policy's weights.
+    Sample a_t ~ pi(. | s_t) and Q_L(s_t, a_t), an action in the state of each transition and its critique (section
+    4.2). Call it with the policy's weights.
 
     Args:
         roles ([`~method.roles.Roles`]):
             The roles.
         transitions (`list[Transition]`):
             The states.
-        num_refinements (`int`, *optional*, defaults to `1`):
-            Rounds m, see [`refinement_rounds`].
-        targets (`dict[int, Answer]`, *optional*):
-            Bellman targets of some of the transitions, by index. There the stored action is refined in place of a
-            fresh one, with its target as the first critique.
         criticise (`Callable`, *optional*, defaults to [`~method.critic.critiques`]):
             Samples critiques of conversations that end with an action.
-        keeps_best (`bool`, *optional*, defaults to `False`):
-            Whether an action that its critique calls the best is its own refinement (`refine_best_actions=False`).
 
     Returns:
-        `list[Refinement | None]`: `None` where the action, its first critique or its refinement breaks its format.
+        `list[Attempt | None]`: `None` where the action breaks its format.
     """
-    targets = targets or {}
-    attempts = _attempts(roles, transitions, targets)
-    rounds = refinement_rounds(roles, attempts, num_refinements, targets, keeps_best, criticise)
-    refinements: list[Refinement | None] = [None] * len(transitions)
-    for i, of_action in rounds.items():
-        first, attempt = of_action[0], attempts[i]
-        if first.is_kept:
-            refinements[i] = Refinement(attempt.action, attempt.action, first.critique.parsed, attempt.answer, True)
-        for last in of_action:
-            if last.refined is not None:
-                refinements[i] = Refinement(attempt.action, last.attempt, last.critique.parsed, last.refined)
-    return _corrected(roles, refinements)
+    attempts: list[Attempt | None] = [None] * len(transitions)
+    for i, action in enumerate(roles.ask("policy", [transition.state for transition in transitions])):
+        if action.parsed is not None:
+            attempts[i] = Attempt.of(roles, action.prompt, action)
+    acted = [i for i, attempt in enumerate(attempts) if attempt is not None]
+    judged = criticise(roles, [attempts[i].state_action for i in acted])
+    for i, critique in zip(acted, judged, strict=True):
+        attempts[i] = replace(attempts[i], critique=critique)
+    return attempts
+
+
+def refine_attempts(roles: Roles, attempts: list[Attempt | None]) -> list[Refinement | None]:
+    """
+    Sample a_t^r ~ pi^r(. | s_t, a_t, Q_L(s_t, a_t)), a better action for each critique (equation 6). An action that
+    its critique calls the best is its own refined action, if it can be trained on, and nothing is asked. Call it with
+    the weights of the refinement policy, in training the initial ones.
+
+    Args:
+        roles ([`~method.roles.Roles`]):
+            The roles.
+        attempts (`list[Attempt | None]`):
+            The actions with their critiques.
+
+    Returns:
+        `list[Refinement | None]`: `None` where the action, its critique or its refined action breaks its format.
+    """
+    refinements: list[Refinement | None] = [None] * len(attempts)
+    open_ = [(i, attempt) for i, attempt in enumerate(attempts) if attempt and attempt.is_readable]
+    for i, attempt in open_:
+        if attempt.is_best:
+            refinements[i] = Refinement(attempt.action, attempt.critique.parsed, attempt.answer, is_kept=True)
+    open_ = [(i, attempt) for i, attempt in open_ if not attempt.is_best]
+    answers = ask_refined(roles, [a.state_action for _, a in open_], [a.critique for _, a in open_])
+    for (i, attempt), answer in zip(open_, roles.correct_reasoning(answers, "correct_refine"), strict=True):
+        if answer.parsed is not None:
+            refinements[i] = Refinement(attempt.action, attempt.critique.parsed, answer)
+    return refinements
+
+
+def without_contradictions(roles: Roles, transitions: list[Transition], targets: list[Answer]) -> list[Answer]:
+    """
+    Take the advice out of Bellman targets that contradict themselves: "No", with advice that, followed, is the
+    criticised action again. What was observed grounds future and verdict of a target; nothing grounds its advice, and
+    a critic that learned to advise what it criticises would hold the policy to it. Call it with the weights of the
+    refinement policy.
+
+    Args:
+        roles ([`~method.roles.Roles`]):
+            The roles. They note the share of the advice that was taken out, `health/advice_repeats_action`.
+        transitions (`list[Transition]`):
+            The actions.
+        targets (`list[Answer]`):
+            Their targets.
+    """
+    criticised = [
+        i
+        for i, (transition, target) in enumerate(zip(transitions, targets, strict=True))
+        if transition.turn.action and target.parsed and target.parsed.optimal is False and target.parsed.advice
+    ]
+    followed = ask_refined(
+        roles,
+        [transitions[i].state_action for i in criticised],
+        [targets[i] for i in criticised],
+        replace(roles.samplings["refine"], temperature=0.0),
+    )
+    found = list(targets)
+    repeats = [answer.parsed == transitions[i].turn.action for i, answer in zip(criticised, followed, strict=True)]
+    roles.tally.note("health/advice_repeats_action", list(map(float, repeats)))
+    for i, is_repeated in zip(criticised, repeats, strict=True):
+        if is_repeated:
+            found[i] = _without_advice(roles, targets[i])
+    return found
+
+
+def _without_advice(roles: Roles, target: Answer) -> Answer:
+    _, end = target.parsed.verdict_span
+    _, last = roles.chat.token_span(list(target.token_ids), *target.parsed.verdict_span)
+    token_ids = (*target.token_ids[:last], roles.chat.end_of_turn_id)
+    return replace(target, token_ids=token_ids, text=target.text[:end], parsed=replace(target.parsed, advice=""))
 
 
 def refine_in_hindsight(roles: Roles, transitions: list[Transition]) -> tuple[list[Answer], list[Refinement | None]]:
@@ -132,7 +176,7 @@ def refine_in_hindsight(roles: Roles, transitions: list[Transition]) -> tuple[li
 
     Returns:
         `tuple[list[Answer], list[Refinement | None]]`: the judgements, Monte Carlo targets, and the refinements, see
-        [`refine_actions`].
+        [`refine_attempts`].
 
     Raises:
         ValueError: If critiques weigh several futures: a judgement is one future then, without a verdict.
@@ -143,12 +187,13 @@ def refine_in_hindsight(roles: Roles, transitions: list[Transition]) -> tuple[li
             f"`num_futures={roles.options.num_futures}`. Use a model whose critiques weigh one future."
         )
     targets = bellman_targets(roles, transitions, "monte_carlo")
-    return targets, refine_actions(roles, transitions, targets=dict(enumerate(targets)))
+    judged = zip(transitions, targets, strict=True)
+    return targets, refine_attempts(roles, [Attempt.of_transition(roles, *pair) for pair in judged])
 
 
 def check_distillation(roles: Roles) -> None:
     """
-    Check that the policy can learn by what [`question_actions`] asks.
+    Check that the policy can learn by what [`question_attempts`] asks.
 
     Args:
         roles ([`~method.roles.Roles`]):
@@ -164,58 +209,56 @@ def check_distillation(roles: Roles) -> None:
         )
 
 
-def question_actions(
-    roles: Roles,
-    transitions: list[Transition],
-    targets: dict[int, Answer] | None = None,
-    criticise: Criticise = critiques,
-) -> list[Refinement | None]:
+def question_attempts(roles: Roles, attempts: list[Attempt | None]) -> list[Refinement | None]:
     """
-    Sample actions and their critiques, and ask for no refined actions: pi^r(. | s_t, a_t, Q_L(s_t, a_t)) is to teach
-    the policy along a_t itself (`policy_loss_type="distill"`). The arguments are those of [`refine_actions`].
+    Ask for no refined actions: pi^r(. | s_t, a_t, Q_L(s_t, a_t)) is to teach the policy along a_t itself
+    (`policy_loss_type="distill"`). The arguments are those of [`refine_attempts`].
 
     Returns:
         `list[Refinement | None]`: each with its action as its own refinement, after the question for another one.
-        `None` where the action or its critique breaks its format.
+        `None` where the action or its critique breaks its format, or the action cannot be trained on.
     """
-    targets = targets or {}
-    attempts = {i: a for i, a in _attempts(roles, transitions, targets).items() if a.answer is not None}
-    unjudged = [i for i in attempts if i not in targets]
-    found = criticise(roles, [attempts[i].state_action for i in unjudged])
-    judged = {**targets, **dict(zip(unjudged, found, strict=True))}
-    readable = [i for i in attempts if judged[i].parsed is not None]
-    prompts = refinement_prompts(roles, [attempts[i].state_action for i in readable], [judged[i] for i in readable])
-    refinements: list[Refinement | None] = [None] * len(transitions)
-    for i, prompt in zip(readable, prompts, strict=True):
+    refinements: list[Refinement | None] = [None] * len(attempts)
+    open_ = [(i, a) for i, a in enumerate(attempts) if a and a.is_readable and a.answer is not None]
+    prompts = refinement_prompts(roles, [a.state_action for _, a in open_], [a.critique for _, a in open_])
+    for (i, attempt), prompt in zip(open_, prompts, strict=True):
         if roles.builder.fits(prompt):
-            action, answer = attempts[i].action, replace(attempts[i].answer, prompt=prompt)
-            refinements[i] = Refinement(action, action, judged[i].parsed, answer, is_kept=True)
+            answer = replace(attempt.answer, prompt=prompt)
+            refinements[i] = Refinement(attempt.action, attempt.critique.parsed, answer, is_kept=True)
     return refinements
 
 
-def _attempts(roles: Roles, transitions: list[Transition], targets: dict[int, Answer]) -> dict[int, Attempt]:
-    """Take the stored actions of transitions with `targets`, and sample one in the state of every other."""
-    attempts = {i: Attempt.of_transition(roles, transitions[i]) for i in targets}
-    fresh = [i for i in range(len(transitions)) if i not in targets]
-    actions = roles.ask("policy", [transitions[i].state for i in fresh])
-    for i, action in zip(fresh, actions, strict=True):
-        if action.parsed is not None:
-            attempts[i] = Attempt.of(roles, action.prompt, action)
-    return attempts
+@dataclass(frozen=True)
+class Round:
+    """
+    One round of critique and refinement.
+
+    Args:
+        attempt (`str`):
+            The action that was judged.
+        critique ([`Answer`]):
+            Its critique.
+        refined ([`Answer`], *optional*):
+            The refined action. `None` if the critique or the refined action could not be parsed, or if none was asked
+            for, because the critique calls the action the best.
+    """
+
+    attempt: str
+    critique: Answer
+    refined: Answer | None
 
 
 def refinement_rounds(
     roles: Roles,
     attempts: dict[int, Attempt],
     num_rounds: int,
-    judged: dict[int, Answer] | None = None,
-    keeps_best: bool = False,
     criticise: Criticise = critiques,
     sampling: Sampling | None = None,
 ) -> dict[int, list[Round]]:
     """
-    Refine actions in rounds of critique and refinement. The refinement policy sees all attempts and their critiques;
-    the critic judges each attempt alone. An action that the critic calls the best is not judged again.
+    Refine actions in rounds of critique and refinement (m of section 4.2), at test time. The refinement policy sees
+    all attempts and their critiques; the critic judges each attempt alone. An action that the critic calls the best is
+    kept, and not judged again.
 
     Args:
         roles ([`~method.roles.Roles`]):
@@ -224,11 +267,6 @@ def refinement_rounds(
             The actions, by any number.
         num_rounds (`int`):
             Largest number of rounds.
-        judged (`dict[int, Answer]`, *optional*):
-            Critiques of the first attempts, for those that have one already.
-        keeps_best (`bool`, *optional*, defaults to `False`):
-            Whether an action that the critic calls the best is kept without asking for a refined one, if it can be
-            trained on. Otherwise it is refined once (equation 6).
         criticise (`Callable`, *optional*, defaults to [`~method.critic.critiques`]):
             Samples critiques of conversations that end with an action.
         sampling ([`~generation.generator.Sampling`], *optional*):
@@ -239,25 +277,17 @@ def refinement_rounds(
     """
     rounds: dict[int, list[Round]] = {i: [] for i in attempts}
     together = {i: attempt.state_action for i, attempt in attempts.items()}  # with the attempts before it
-    judged = dict(judged or {})
     for _ in range(num_rounds):
-        unjudged = [i for i in attempts if i not in judged]
-        found = criticise(roles, [attempts[i].state_action for i in unjudged])
-        judged.update(zip(unjudged, found, strict=True))
-        readable = [i for i in attempts if judged[i].parsed is not None]
-        kept = {i for i in readable if keeps_best and judged[i].parsed.optimal and attempts[i].answer is not None}
-        open_ = [i for i in readable if i not in kept]
-        answers = ask_refined(roles, [together[i] for i in open_], [judged[i] for i in open_], sampling)
+        found = criticise(roles, [attempt.state_action for attempt in attempts.values()])
+        attempts = {i: replace(a, critique=c) for (i, a), c in zip(attempts.items(), found, strict=True)}
+        open_ = [i for i, attempt in attempts.items() if attempt.is_readable and not attempt.is_best]
+        answers = ask_refined(roles, [together[i] for i in open_], [attempts[i].critique for i in open_], sampling)
         refined = {i: answer for i, answer in zip(open_, answers, strict=True) if answer.parsed is not None}
         for i, attempt in attempts.items():
-            rounds[i].append(Round(attempt.action, judged[i], refined.get(i), i in kept))
-        attempts = {
-            i: Attempt.of(roles, attempts[i].state, answer)
-            for i, answer in refined.items()
-            if not judged[i].parsed.optimal
-        }
+            rounds[i].append(Round(attempt.action, attempt.critique, refined.get(i)))
+        again = [i for i in refined if not attempts[i].critique.parsed.optimal]
+        attempts = {i: Attempt.of(roles, attempts[i].state, refined[i]) for i in again}
         together = {i: roles.builder.continued(refined[i].prompt, refined[i]) for i in attempts}
-        judged = {}
     return rounds
 
 
@@ -290,11 +320,7 @@ def refinement_prompts(roles: Roles, state_actions: list[Prompt], critiques: lis
 
 
 def policy_examples(
-    roles: Roles,
-    samples: list[Sample],
-    refinements: list[Refinement | None],
-    distills: bool = False,
-    masks_noncompliant: bool = False,
+    roles: Roles, samples: list[Sample], refinements: list[Refinement | None], distills: bool = False
 ) -> list[TrainingExample | None]:
     """
     Make the examples of the policy loss (equation 6).
@@ -308,15 +334,14 @@ def policy_examples(
             The refinement in the state of each.
         distills (`bool`, *optional*, defaults to `False`):
             Whether the refinement policy's whole distribution is the target, so that the example keeps its prompt.
-        masks_noncompliant (`bool`, *optional*, defaults to `False`):
-            Whether to leave out refined actions that do other than their critiques say.
 
     Returns:
-        `list[TrainingExample | None]`: `None` where there is no refined action, or it is left out.
+        `list[TrainingExample | None]`: `None` where there is no refined action, and where it is the action that its
+        critique does not call the best: it was to be changed, and nothing is known against it but that.
     """
     return [
         None
-        if refinement is None or (masks_noncompliant and not refinement.complies)
+        if refinement is None or not (distills or refinement.complies)
         else TrainingExample(
             "policy",
             roles.builder.opened(sample.transition.state),
@@ -326,12 +351,3 @@ def policy_examples(
         )
         for sample, refinement in zip(samples, refinements, strict=True)
     ]
-
-
-def _corrected(roles: Roles, refinements: list[Refinement | None]) -> list[Refinement | None]:
-    """Rewrite the chains of thought, which may refer to the critique."""
-    found = [i for i, refinement in enumerate(refinements) if refinement is not None and not refinement.is_kept]
-    sampled = [refinements[i].refined_action for i in found]
-    for i, answer in zip(found, roles.correct_reasoning(sampled, "correct_refine"), strict=True):
-        refinements[i] = None if answer.parsed is None else replace(refinements[i], refined_action=answer)
-    return refinements

@@ -2,8 +2,6 @@
 
 """One model, four roles: ask it to answer in one of them."""
 
-import threading
-from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -98,8 +96,6 @@ class Roles:
         self.corrects_reasoning = chat.reasoning_tags is not None if options.reasoning is None else options.reasoning
         self.shows_progress = shows_progress
         self.tally = Tally()
-        self._collecting = threading.Lock()
-        self._collected: defaultdict[str, list[Answer]] | None = None
 
     def check_generation(self, model: nn.Module) -> None:
         """
@@ -164,7 +160,7 @@ class Roles:
             sampling ([`~generation.generator.Sampling`], *optional*):
                 In place of the role's own.
             max_format_retries (`int`, *optional*):
-                In place of the option.
+                In place of the option. A greedy role is asked again at temperature 1.
             seeds (`list[int]`, *optional*):
                 Seed of each answer. If `None`, drawn, see [`~method.randomness.seeded`].
             counted_as (`str`, *optional*):
@@ -177,8 +173,6 @@ class Roles:
         """
         sampling = sampling or self.samplings[role]
         retries = self.options.max_format_retries if max_format_retries is None else max_format_retries
-        if sampling.temperature == 0:
-            retries = 0  # the same answer would come again
         seeds = draw_seeds(len(prompts)) if seeds is None else seeds
         answers = {i: Answer(prompt, (), "", None) for i, prompt in enumerate(prompts)}
         fit = [self.builder.fits(prompt) for prompt in prompts]
@@ -189,10 +183,12 @@ class Roles:
                 break
             opened = [self.builder.opened(prompts[i]).ids for i in pending]
             seeds_now = [seeds[i] + attempt for i in pending]
+            if attempt and sampling.temperature == 0:
+                sampling = replace(sampling, temperature=1.0)  # otherwise the same answer would come again
             completions = self._complete(role, opened, sampling, seeds_now, counted_as or role)
             for i, completion in zip(pending, completions, strict=True):
                 if parse is None:
-                    text, parsed = self.actions.read(prompts[i], completion.token_ids)
+                    text, parsed = self.actions.read(prompts[i], completion.token_ids, takes_whole=role == "policy")
                 else:
                     text = self.chat.decode(completion.token_ids)
                     parsed = parse(text)
@@ -203,9 +199,6 @@ class Roles:
                 "completions/clipped_ratio", [float(not completion.finished) for completion in completions]
             )
             pending = [i for i in pending if answers[i].parsed is None]
-        if self._collected is not None:
-            with self._collecting:
-                self._collected[role] += [answer for answer in answers.values() if answer.parsed is not None]
         return [answers[i] for i in range(len(prompts))]
 
     def _complete(
@@ -275,15 +268,6 @@ class Roles:
         """Make a progress bar, shown after 5 s if there is more than one thing to do."""
         hides = not self.shows_progress or total < 2
         return tqdm(desc=description, total=total, unit=unit, leave=False, delay=5.0, disable=hides)
-
-    @contextmanager
-    def collected(self) -> Iterator[dict[str, list[Answer]]]:
-        """Collect the readable answers of every role within this context."""
-        self._collected = defaultdict(list)
-        try:
-            yield self._collected
-        finally:
-            self._collected = None
 
     @contextmanager
     def aside(self, seed: int, device: torch.device) -> Iterator[None]:

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Target weights: a slow average of the trained weights, without a second model."""
+"""Other weights for the roles, without a second model: a slow average of the trained ones, and the initial ones."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,53 +17,121 @@ from ..shards import LocalShard, Place, forget_gathered, local_shards
 logger = get_logger(__name__)
 
 
-class TargetWeights:
+class KeptWeights:
     """
-    Exponential moving average of the trainable weights, theta_bar of algorithm 1. It is kept in float32, because
-    bfloat16 would round away the small updates of a slow average.
-
-    Each process averages its own shard of the weights that the optimizer updates (under DeepSpeed its float32
-    masters), and an update needs no communication. With LoRA only the adapter is trained and averaged.
+    Values of the trainable weights, kept beside the model and swapped into it to generate. Each process keeps its own
+    shard of the weights that the optimizer updates (under DeepSpeed those of its float32 masters), beside the masters,
+    which DeepSpeed and FSDP2 can hold in CPU memory. With LoRA only the adapter is trained and kept.
 
     Args:
         model (`nn.Module`, *optional*):
-            Model whose trainable parameters are averaged. If `None`, the average begins with [`~TargetWeights.start`].
-        update_rate (`float`, *optional*, defaults to `0.005`):
-            Tau, the weight of the model after each sample that it was trained on.
+            Model whose trainable parameters are kept. If `None`, they are taken with [`~KeptWeights.start`].
 
     Attributes:
         places (`dict[str, Place]`):
-            The values of each parameter that this process averages.
-        num_updates (`int`):
-            Number of updates so far, which is the version of theta_bar.
-        num_samples (`int`):
-            Number of samples in them.
+            The values of each parameter that this process keeps.
     """
 
-    def __init__(self, model: nn.Module | None = None, update_rate: float = 0.005):
-        self.update_rate = update_rate
+    def __init__(self, model: nn.Module | None = None):
         self.places: dict[str, Place] = {}
-        self.num_updates = self.num_samples = 0
-        self._averages: dict[str, torch.Tensor] = {}
+        self._values: dict[str, torch.Tensor] = {}
         if model is not None:
             self.start(model)
 
     @torch.no_grad()
     def start(self, model: nn.Module) -> None:
         """
-        Start the average at the weights of `model`, unless it already averages the same shards. If the model will be
-        sharded, call this afterwards.
+        Take the weights of `model`, unless those of the same shards are kept already. If the model will be sharded,
+        call this afterwards.
         """
         shards = local_shards(model)
         places = {name: shard.place for name, shard in shards.items()}
         if places == self.places:
             return
         self.places = places
-        self._averages = {
-            # Beside the masters, which DeepSpeed and FSDP2 can keep in CPU memory.
-            name: shard.master.to(torch.float32, copy=True)
-            for name, shard in shards.items()
-        }
+        self._values = {name: self._taken(shard) for name, shard in shards.items()}
+
+    def _taken(self, shard: LocalShard) -> torch.Tensor:
+        """Copy the values of a shard as the model computes with them."""
+        return shard.master.to(shard.live.dtype, copy=True)
+
+    @contextmanager
+    def swapped_into(self, model: nn.Module) -> Iterator[None]:
+        """
+        Make `model` compute with these weights. Its own weights are restored bit for bit, even after an exception.
+
+        With sharded weights, all processes must enter together, and can gather weights only inside.
+        """
+        pairs = self._pairs(model)
+        with torch.no_grad():
+            own = [shard.live.clone() for shard, _ in pairs]
+        try:
+            with torch.no_grad():
+                for shard, values in pairs:
+                    shard.write(values)
+            forget_gathered(model)
+            yield
+        finally:
+            with torch.no_grad():  # no communication: if this process failed, the others do not take part
+                for (shard, _), values in zip(pairs, own, strict=True):
+                    shard.live.copy_(values)
+            forget_gathered(model)
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        """Return this process's shards; whole parameters if nothing is sharded."""
+        return dict(self._values)
+
+    @torch.no_grad()
+    def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
+        """
+        Load a state of [`~KeptWeights.state_dict`].
+
+        Raises:
+            ValueError: If `state` belongs to other parameters, or to other shards of them.
+        """
+        shapes = {name: values.shape for name, values in self._values.items()}
+        if shapes != {name: values.shape for name, values in state.items()}:
+            names = [*shapes.keys() - state.keys(), *state.keys() - shapes.keys(), *shapes]
+            raise ValueError(f"The saved weights do not fit the model, for example `{min(names)}`.")
+        for name, values in self._values.items():
+            values.copy_(state[name])
+
+    def _pairs(self, model: nn.Module) -> list[tuple[LocalShard, torch.Tensor]]:
+        return [(shard, self._values[name]) for name, shard in local_shards(model).items()]
+
+
+class InitialWeights(KeptWeights):
+    """
+    The weights with which a run began, in the precision in which the model computes. They write Bellman targets from
+    what was observed, and refine actions as critiques say, which no loss trains and training would unlearn.
+    """
+
+
+class TargetWeights(KeptWeights):
+    """
+    Exponential moving average of the trainable weights, theta_bar of algorithm 1. It is kept in float32, because
+    bfloat16 would round away the small updates of a slow average. An update needs no communication.
+
+    Args:
+        model (`nn.Module`, *optional*):
+            Model whose trainable parameters are averaged. If `None`, the average begins with [`~KeptWeights.start`].
+        update_rate (`float`, *optional*, defaults to `0.002`):
+            Tau, the weight of the model after each sample that it was trained on.
+
+    Attributes:
+        num_updates (`int`):
+            Number of updates so far, which is the version of theta_bar.
+        num_samples (`int`):
+            Number of samples in them.
+    """
+
+    def __init__(self, model: nn.Module | None = None, update_rate: float = 0.002):
+        super().__init__(model)
+        self.update_rate = update_rate
+        self.num_updates = self.num_samples = 0
+
+    def _taken(self, shard: LocalShard) -> torch.Tensor:
+        return shard.master.to(torch.float32, copy=True)
 
     @torch.no_grad()
     def update(self, model: nn.Module, num_samples: int = 1) -> None:
@@ -91,29 +159,6 @@ class TargetWeights:
         """Return how many samples before, in the mean, the weights in theta_bar were the trained ones."""
         return (1 - self.initial_share(num_samples)) * (1 / self.update_rate - 1)
 
-    @contextmanager
-    def swapped_into(self, model: nn.Module) -> Iterator[None]:
-        """
-        Make `model` compute with the target weights. Its own weights are restored bit for bit, even after an
-        exception.
-
-        With sharded weights, all processes must enter together, and can gather weights only inside.
-        """
-        pairs = self._pairs(model)
-        with torch.no_grad():
-            own = [shard.live.clone() for shard, _ in pairs]
-        try:
-            with torch.no_grad():
-                for shard, average in pairs:
-                    shard.write(average)
-            forget_gathered(model)
-            yield
-        finally:
-            with torch.no_grad():  # no communication: if this process failed, the others do not take part
-                for (shard, _), values in zip(pairs, own, strict=True):
-                    shard.live.copy_(values)
-            forget_gathered(model)
-
     @torch.no_grad()
     def distance(self, model: nn.Module) -> float:
         """
@@ -132,28 +177,6 @@ class TargetWeights:
         gap, size = (sum(parts) for parts in zip(*sums, strict=True))
         return (gap / (size or gap or 1.0)) ** 0.5
 
-    def state_dict(self) -> dict[str, torch.Tensor]:
-        """Return this process's shards of theta_bar; whole parameters if nothing is sharded."""
-        return dict(self._averages)
-
-    @torch.no_grad()
-    def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
-        """
-        Load a state of [`~TargetWeights.state_dict`].
-
-        Raises:
-            ValueError: If `state` belongs to other parameters, or to other shards of them.
-        """
-        shapes = {name: average.shape for name, average in self._averages.items()}
-        if shapes != {name: average.shape for name, average in state.items()}:
-            names = [*shapes.keys() - state.keys(), *state.keys() - shapes.keys(), *shapes]
-            raise ValueError(f"The saved target weights do not fit the model, for example `{min(names)}`.")
-        for name, average in self._averages.items():
-            average.copy_(state[name])
-
-    def _pairs(self, model: nn.Module) -> list[tuple[LocalShard, torch.Tensor]]:
-        return [(shard, self._averages[name]) for name, shard in local_shards(model).items()]
-
 
 def _like(average: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
     """Move `values` to the device of `average`, in float32."""
@@ -163,14 +186,19 @@ def _like(average: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
 MAX_INITIAL_SHARE = 0.05  # of the initial weights in the target weights at the end of a run
 
 
-class TargetUpdateCallback(TrainerCallback):
-    """theta_bar <- tau theta + (1 - tau) theta_bar after optimizer steps (algorithm 1, line 10)."""
+class WeightsCallback(TrainerCallback):
+    """
+    Takes the initial weights when training begins, and updates the target weights after optimizer steps (algorithm 1,
+    line 10).
+    """
 
-    def __init__(self, target_weights: TargetWeights):
+    def __init__(self, initial_weights: InitialWeights, target_weights: TargetWeights):
+        self.initial_weights = initial_weights
         self.target_weights = target_weights
 
     def on_train_begin(self, args, state, control, model=None, **kwargs):
-        self.target_weights.start(model)  # the model is sharded by now
+        for weights in (self.initial_weights, self.target_weights):
+            weights.start(model)  # the model is sharded by now
         num_samples = state.max_steps * args.global_batch_size
         share = self.target_weights.initial_share(num_samples)
         if share > MAX_INITIAL_SHARE:

@@ -19,8 +19,8 @@ ROLES_FILE = "nlac_roles.json"
 ROLES = ("policy", "successor", "backup", "critique", "refine", "correction", "evaluation")
 ACTION_FORMATS = ["react", "text", "tool_call"]
 # Settings of single roles where `role_sampling` has none. A backup copies the observation, and what it samples wrongly
-# the critic learns.
-ROLE_DEFAULTS = {"backup": {"temperature": 0.0}}
+# the critic learns. Where outcomes are partly luck, a critic that is as unsure as they are teaches the policy to guess.
+ROLE_DEFAULTS = {"backup": {"temperature": 0.0}, "critique": {"temperature": 0.5}}
 MAX_TOKENS = 10**6  # of an answer
 # Settings of one role, with the range of each, within which the scores of tokens stay finite.
 _SETTINGS = {
@@ -111,10 +111,9 @@ class RoleOptions:
         role_sampling (`str`, `dict[str, dict[str, float]]`, *optional*):
             Settings of single roles in place of the general ones, as `{"backup": {"temperature": 0.0}, "critique":
             {"max_tokens": 256}}`. Roles are `policy`, `successor`, `backup`, `critique`, `refine`, `correction` and
-            `evaluation` (the policy in evaluation, which starts from the settings of `policy`). The futures of
-            Bellman targets, with `bootstrap="explicit"` also the next actions and critiques that make them, have the
-            settings of `successor`; of their own role only `max_tokens`. Settings are `max_tokens`, `temperature`,
-            `top_p`, `top_k`, `min_p` and `repetition_penalty`. Unless set here, the temperature of `backup` is 0.
+            `evaluation` (the policy in evaluation, which starts from the settings of `policy`). Settings are
+            `max_tokens`, `temperature`, `top_p`, `top_k`, `min_p` and `repetition_penalty`. Unless set here, the
+            temperature of `backup` is 0, and that of `critique` 0.5.
         generation_kwargs (`str`, `dict[str, Any]`, *optional*):
             Additional keyword arguments of [`~transformers.GenerationConfig`], or of vLLM's `SamplingParams`. What has
             an option, as `temperature`, or is set for each answer, as `seed` and `max_tokens`, is refused.

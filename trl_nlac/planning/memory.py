@@ -65,8 +65,8 @@ def states(
     shape: ModelShape, sharing: Sharing, precision: Precision, optim: str, frozen_bytes: float | None = None
 ) -> dict[str, float]:
     """
-    Weights, gradients, optimizer and target weights: bytes that are counted exactly. `frozen_bytes` are those of all
-    frozen weights, where they are quantized.
+    Weights, gradients, optimizer, target and initial weights: bytes that are counted exactly. `frozen_bytes` are those
+    of all frozen weights, where they are quantized.
     """
     kind, trained = sharing.kind, shape.trained
     frozen = precision.frozen * (shape.parameters - trained) if frozen_bytes is None else frozen_bytes
@@ -79,6 +79,7 @@ def states(
         "gradients": precision.trained * trained / of_states,
         "optimizer": (moments + masters) * trained / of_states,
         "target weights": 4 * trained / of_states,
+        "initial weights": precision.trained * trained / of_states,
     }
 
 

@@ -88,7 +88,7 @@ class Plan:
         """Most tokens that the model reads in a pass."""
         prompt, answer = self.longest
         tokens = tokens_of_transition(prompt, answer, self.num_losses, self.shares_prefixes)
-        whole = int(self.args.per_device_train_batch_size * (tokens + self.args.rehearsal_ratio * (prompt + answer)))
+        whole = self.args.per_device_train_batch_size * tokens
         limit = self.args.max_tokens_per_batch
         return whole if limit is None else min(whole, max(limit, prompt + answer))  # an example is not divided
 
@@ -109,7 +109,7 @@ class Plan:
         args, shape, sharing, precision = self.args, self.shape, self.sharing, self.precision
         held = {name: size for name, size in self._states.items() if name not in self._on_host}
         asleep = {"engine": ASLEEP if args.vllm_enable_sleep_mode else self._engine} if self._engine else {}
-        answer_tokens = args.per_device_train_batch_size * (self.num_losses + args.rehearsal_ratio) * self.longest[1]
+        answer_tokens = args.per_device_train_batch_size * self.num_losses * self.longest[1]
         taught = args.per_device_train_batch_size * (args.policy_loss_type == "distill") * self.longest[1]
         answer_tokens, taught = min(answer_tokens, self.batch_tokens), min(taught, self.batch_tokens)
         passing = activations(shape, precision, self.batch_tokens, int(answer_tokens), args.gradient_checkpointing)
@@ -152,7 +152,11 @@ class Plan:
 
     @property
     def _on_host(self) -> set[str]:
-        names = {"optimizer", "gradients", "target weights"} if self.sharing.offloads_optimizer else set()
+        names = (
+            {"optimizer", "gradients", "target weights", "initial weights"}
+            if self.sharing.offloads_optimizer
+            else set()
+        )
         return names | ({"weights"} if self.sharing.offloads_weights else set())
 
     @property

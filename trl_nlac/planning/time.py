@@ -56,9 +56,7 @@ def answers(args: NLACConfig) -> tuple[float, float]:
     critique = 1 if args.num_futures == 1 else args.num_futures + 1
     bootstrapped = {"explicit": 2, "implicit": 1, "monte_carlo": 0}[args.bootstrap]
     target = 1 + (0 if args.single_step else bootstrapped)
-    refine = 1 + args.num_refinements * (critique + 1)
-    if args.policy_loss_type == "distill":
-        refine -= 1
+    refine = 1 + critique + (args.policy_loss_type != "distill")
     if args.reasoning:
         target += 1
         refine += args.policy_loss_type != "distill"
@@ -141,7 +139,7 @@ def phases(
     written = samples * written_share(args, gpus, turns)
     for name, asked, number in (("target", written, of_target), ("refine", samples, of_refine)):
         found.append(generating(name, asked * number, asked * prompt * (1 if args.use_vllm else number)))
-    syncs = 0 if shape.has_adapters else 2
+    syncs = 0 if shape.has_adapters else 3
     moves = args.use_vllm or sharing.kind in SHARDED
     received = syncs * 2 * shape.parameters if moves else 0
     found.append(Phase("sync", 0, 0, 0, received / rates.bandwidth / 1e9))

@@ -93,7 +93,7 @@ class AuditTrail:
                 row |= {"target": target.text, "target_verdict": target.parsed.optimal}
             if refinement is not None:
                 row |= {
-                    "attempt": refinement.attempt,
+                    "attempt": refinement.action,
                     "attempt_critique": refinement.critique.text,
                     "attempt_verdict": refinement.critique.optimal,
                     "refined_action": refinement.refined_action.parsed,

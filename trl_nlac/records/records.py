@@ -27,7 +27,7 @@ _OWN_NAMES = {"step", "epoch", "loss", "grad_norm", "learning_rate", "total_flos
 _OWN_NAMES |= {"num_tokens", "num_input_tokens_seen", "aux_loss", "nonfinite_losses", "nonfinite_gradients"}
 _OWN_GROUPS = tuple(f"{role}/" for role in ("critic", "policy", "backup", "refine", "successor", "correction"))
 _OWN_GROUPS += ("episode/", "environment/", "rewards/", "tools/", "completions/", "prompts/", "tokens/", "health/")
-_OWN_GROUPS += ("generation/", "replay/", "target/", "rehearsal/", "rollout/", "oracle/", "checkpoint/", "time/")
+_OWN_GROUPS += ("generation/", "replay/", "target/", "rollout/", "oracle/", "checkpoint/", "time/")
 _OWN_GROUPS += ("train_", "eval_")
 
 
@@ -47,10 +47,9 @@ class Records:
         self.tokens: Counter[str] = Counter()  # by kind and role, see `Roles`; and those that were trained on
         self._counted: Counter[str] = Counter()  # of this process's roles
         self.num_samples = 0  # transitions trained on
-        rehearsal = args.rehearsal_ratio
-        self.health = HealthMonitor(rehearsal, args.mask_noncompliant_refinements)
+        self.health = HealthMonitor()
         self.success = SuccessMonitor(keeps_best=bool(args.load_best_model_at_end))
-        self.formats = FormatMonitor(args.max_completion_length, rehearsal_ratio=rehearsal)
+        self.formats = FormatMonitor(args.max_completion_length)
         self.tables = EpisodeTables(args, decode) if args.log_completions else None
         self._rows: list[dict[str, Any]] = []  # of the episodes since the last log
         self.recorded = 0  # step at which episodes and audited samples were written down last
@@ -187,7 +186,7 @@ class Records:
         self.metrics.clear()
         self.write(step)
         if self.num_environment_steps:
-            means["replay/samples_per_step"] = self.num_samples / self.num_environment_steps
+            means["replay/draws_per_step"] = self.num_samples / self.num_environment_steps
         counts = {f"tokens/{name}": number for name, number in {**_totals(self.tokens), **self.tokens}.items()}
         means = without_zero_kinds(means)
         return {**means, "environment/steps": self.num_environment_steps, "num_tokens": self.num_tokens, **counts}

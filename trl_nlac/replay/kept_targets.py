@@ -32,7 +32,7 @@ class KeptTargets:
             sample ([`~types.Sample`]):
                 The transition, as it was drawn.
             target ([`~types.Answer`]):
-                Its target, parsed into a [`~types.Critique`].
+                Its target, parsed into a [`~types.Critique`], or into `None` where it could not be read.
             version (`int`):
                 Version of the target weights: the number of their updates.
         """
@@ -86,7 +86,7 @@ def _written(target: Answer, transition: Transition) -> dict:
         "branch": list(prompt.branch),
         "token_ids": list(target.token_ids),
         "text": target.text,
-        "critique": vars(target.parsed),
+        "critique": None if target.parsed is None else vars(target.parsed),
     }
 
 
@@ -99,6 +99,8 @@ def _read(fields: dict, transition: Transition) -> Answer:
         trunk_end=fields["trunk_end"],
         branch=tuple(fields["branch"]),
     )
-    span = fields["critique"]["verdict_span"]
-    critique = Critique(**{**fields["critique"], "verdict_span": None if span is None else tuple(span)})
+    critique = None
+    if fields["critique"] is not None:
+        span = fields["critique"]["verdict_span"]
+        critique = Critique(**{**fields["critique"], "verdict_span": None if span is None else tuple(span)})
     return Answer(prompt, tuple(fields["token_ids"]), fields["text"], critique)

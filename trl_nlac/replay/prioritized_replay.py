@@ -50,7 +50,6 @@ class PrioritizedReplay:
         self._rng = np.random.default_rng(seed)
         self.targets = KeptTargets()
         self._store = EpisodeStore()  # by first transition id
-        self._max_priority = 1.0
         self._clear(0)
 
     def __len__(self) -> int:
@@ -82,7 +81,7 @@ class PrioritizedReplay:
 
     def add(self, episodes: Iterable[Episode]) -> list[int]:
         """
-        Store episodes. Their transitions get the largest priority so far.
+        Store episodes. Their transitions get the largest priority of those that are stored; the first ones 1.
 
         Returns:
             `list[int]`: the id of the first transition of each episode; the ids of the others follow it. An episode
@@ -93,7 +92,7 @@ class PrioritizedReplay:
             TypeError: If a task cannot be written as JSON.
         """
         return self._extend(
-            StoredEpisode(episode, np.full(len(episode.turns), self._max_priority), [None] * len(episode.turns))
+            StoredEpisode(episode, np.full(len(episode.turns), self._max_priority()), [None] * len(episode.turns))
             for episode in episodes
         )
 
@@ -189,7 +188,6 @@ class PrioritizedReplay:
         kept = ids >= self._first_id
         if kept.any():
             values = np.maximum(values[kept], 1e-6)  # a priority of zero would never be sampled again
-            self._max_priority = max(self._max_priority, float(values.max()))
             slots = ids[kept] % self.capacity
             self._priorities[slots] = values
             self._weigh(slots)
@@ -203,16 +201,21 @@ class PrioritizedReplay:
             self._weigh(slots)
 
     def take_in(self) -> None:
-        """Take the transitions that were left out into the draws again, with the largest priority so far."""
+        """Take the transitions that were left out into the draws again, with the largest priority."""
         slots = np.flatnonzero(self._priorities == _LEFT_OUT)
         if len(slots):
-            self._priorities[slots] = self._max_priority
+            self._priorities[slots] = self._max_priority()
             self._weigh(slots)
 
     @property
     def num_left_out(self) -> int:
         """Number of stored transitions that are left out of the draws."""
         return int((self._priorities == _LEFT_OUT).sum())
+
+    def _max_priority(self) -> float:
+        """Return the largest priority of a stored transition; 1 where none has one."""
+        largest = float(self._priorities.max())
+        return largest if largest > _LEFT_OUT else 1.0
 
     def _weigh(self, slots: np.ndarray) -> None:
         """Update the sampling weights of slots; free slots have none."""
@@ -225,7 +228,7 @@ class PrioritizedReplay:
         directory = Path(directory)
         directory.mkdir(parents=True, exist_ok=True)
         write_episodes(directory / "episodes.parquet", self._items())
-        state = {"max_priority": self._max_priority, "rng": self._rng.bit_generator.state, "next_id": self._next_id}
+        state = {"rng": self._rng.bit_generator.state, "next_id": self._next_id}
         (directory / "replay.json").write_text(json.dumps(state))
 
     def _items(self) -> Iterator[StoredEpisode]:
@@ -243,7 +246,6 @@ class PrioritizedReplay:
         state = json.loads((path.parent / "replay.json").read_text())
         self._clear(state["next_id"] - int(episode_lengths(path).sum()))
         self._extend(read_episodes(path))
-        self._max_priority = state["max_priority"]
         self._rng.bit_generator.state = state["rng"]
 
     def load_share(self, directories: Sequence[str | Path], rank: int, world_size: int) -> None:
@@ -274,7 +276,6 @@ class PrioritizedReplay:
                 f"The buffers of {len(states)} processes do not fit into those of {world_size}: this one would hold "
                 f"{self._next_id - start} transitions, `replay_buffer_size` is {self.capacity}. Make it larger."
             )
-        self._max_priority = max(state["max_priority"] for state in states)
         if rank < len(states):
             self._rng.bit_generator.state = states[rank]["rng"]
 

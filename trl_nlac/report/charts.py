@@ -19,7 +19,6 @@ _ROLES = {
     "refine": "green",
     "successor": "pink",
     "correction": "amber",
-    "rehearsal": "grey",
 }
 _TOKEN_ROLES = {  # roles as tokens are counted by, where they have another name
     "act": ("acting", "grey"),
@@ -104,7 +103,7 @@ def learning_charts(log: TrainingLog) -> list[Chart]:
 
 def training_charts(log: TrainingLog) -> list[Chart]:
     """Return the charts of the gradient steps."""
-    losses = [_curve(log.training, f"{name}/loss", name, _ROLES[name]) for name in ("critic", "policy", "rehearsal")]
+    losses = [_curve(log.training, f"{name}/loss", name, _ROLES[name]) for name in ("critic", "policy")]
     priorities = [_curve(log.training, "replay/priority_mean", "mean priority", "blue")]
     sizes = [_curve(log.training, "replay/size", "transitions", "blue")]
     distances = [_curve(log.training, "target/distance", "distance", "blue")]

@@ -272,7 +272,6 @@ _EXPECTED: dict[str, tuple[Callable[[Any], bool], str]] = {
     "tools": (_list_of(inspect.isroutine), "a list of functions, or None"),
     "prompts": (_optional(NLACPrompts), "`NLACPrompts`, or None"),
     "replay_dataset": _DATASET,
-    "rehearsal_dataset": _DATASET,
     "callbacks": (_list_of(_is_callback), "a list of `TrainerCallback`, or None"),
     "optimizers": (_are_optimizers, "a pair: an optimizer or None, and a learning rate scheduler or None"),
     "peft_config": (_is_peft_config, "a `PeftConfig`, or None"),

@@ -24,8 +24,6 @@ from ..generation.loading import load_generator
 from ..method.context import context_of, fit_to_context
 from ..method.refinement import check_distillation
 from ..method.roles import Roles
-from ..method.sound_answers import ASKED_ROLES
-from ..method.target_weights import TargetWeights
 from ..nlac_config import NLACConfig
 from ..prompts import NLACPrompts
 from ..replay.prioritized_replay import PrioritizedReplay
@@ -33,7 +31,6 @@ from .arguments import check_best_metric, check_optimizer, check_tasks, named, p
 from .checkpoint import describe_run
 from .guards import short_thoughts
 from .model import base_revision, choose_aux_loss, load_model, tokenizer_folder
-from .rehearsal import Rehearsal
 
 
 if TYPE_CHECKING:
@@ -178,18 +175,6 @@ def load(
     return Loaded(model, processing_class, tokenizer, chat, revision)
 
 
-def make_rehearsal(args: NLACConfig, rehearsal_dataset: Dataset | None, chat: ChatEncoder) -> Rehearsal:
-    """Make what draws rehearsal samples."""
-    return Rehearsal(
-        rehearsal_dataset,
-        args.rehearsal_source,
-        args.rehearsal_ratio,
-        chat,
-        args.seed + args.process_index,
-        asked=(*ASKED_ROLES, "successor") if args.bootstrap == "implicit" else ASKED_ROLES,
-    )
-
-
 def make_roles(
     loaded: Loaded,
     model: PreTrainedModel,
@@ -256,11 +241,6 @@ def make_replay(args: NLACConfig, roles: Roles, replay_dataset: Dataset | None) 
         shares = (args.process_index, args.world_size, args.max_prompt_length)
         replay.fill(episodes_from_logs(replay_dataset, roles.actions, roles.prompts, *shares))
     return replay
-
-
-def make_target_weights(args: NLACConfig, model: PreTrainedModel | None) -> TargetWeights:
-    """Make the average of the weights of a model; `None` where it is sharded when training begins."""
-    return TargetWeights(model, args.target_update_rate)
 
 
 def identity_of(

@@ -18,7 +18,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from ..chat.encoder import ChatEncoder
-from ..method.target_weights import TargetWeights
+from ..method.target_weights import InitialWeights, KeptWeights, TargetWeights
 from ..replay.prioritized_replay import PrioritizedReplay
 from ..types import Prompt, RunRefused, TrainingExample
 from .manifest import check_manifest
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 logger = get_logger(__name__)
 
 _TARGET_WEIGHTS = "target_weights.safetensors"
+_INITIAL_WEIGHTS = "initial_weights.safetensors"
 _ROWS = "records.parquet"
 # Options of a model's configuration without which its weights fit no other.
 _SHAPE = ("model_type", "vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
@@ -54,6 +55,7 @@ def save_state(
     rank: int,
     replay: PrioritizedReplay,
     target_weights: TargetWeights,
+    initial_weights: InitialWeights,
     batches: list[list[TrainingExample]],
     state: dict[str, Any],
     writes_whole: bool,
@@ -70,12 +72,14 @@ def save_state(
             Its buffer.
         target_weights ([`TargetWeights`]):
             Theta_bar.
+        initial_weights ([`InitialWeights`]):
+            The weights with which the run began.
         batches (`list[list[TrainingExample]]`):
             Remaining micro-batches of the current iteration.
         state (`dict[str, Any]`):
             Any other state that JSON can hold, see [`~training.run.RunTrainer.run_state`].
         writes_whole (`bool`):
-            Whether this process writes target weights that are whole. Sharded ones are written by each process.
+            Whether this process writes weights that are whole. Sharded ones are written by each process.
     """
     folder = _folder(directory, rank)
     folder.mkdir(parents=True, exist_ok=True)
@@ -97,11 +101,17 @@ def save_state(
     (folder / "state.json").write_text(
         json.dumps({**state, "target_updates": [target_weights.num_updates, target_weights.num_samples]})
     )
-    _save_target_weights(directory, rank, target_weights, writes_whole)
+    _save_weights(directory, rank, target_weights, _TARGET_WEIGHTS, writes_whole)
+    _save_weights(directory, rank, initial_weights, _INITIAL_WEIGHTS, writes_whole)
 
 
 def load_state(
-    directory: Path, rank: int, world_size: int, replay: PrioritizedReplay, target_weights: TargetWeights
+    directory: Path,
+    rank: int,
+    world_size: int,
+    replay: PrioritizedReplay,
+    target_weights: TargetWeights,
+    initial_weights: InitialWeights,
 ) -> tuple[list[list[TrainingExample]], dict[str, Any]]:
     """
     Read a state from [`save_state`]. If it was saved by another number of processes, their replay buffers are divided
@@ -120,7 +130,8 @@ def load_state(
         _check_state(directory, folder, rank)
     # Without a shared file system, a node has only the files of its own processes.
     saved_world_size = _state(first if first.exists() else folder)["world_size"]
-    _load_target_weights(directory, target_weights)
+    _load_weights(directory, target_weights, _TARGET_WEIGHTS)
+    _load_weights(directory, initial_weights, _INITIAL_WEIGHTS)
     batches: list[list[TrainingExample]] = []
     if saved_world_size == world_size:
         replay.load(folder)
@@ -402,43 +413,43 @@ def _state(folder: Path) -> dict[str, Any]:
     return json.loads((folder / "state.json").read_text())
 
 
-def _save_target_weights(directory: Path, rank: int, target_weights: TargetWeights, writes_whole: bool) -> None:
+def _save_weights(directory: Path, rank: int, weights: KeptWeights, name: str, writes_whole: bool) -> None:
     """Write one file, or one for each process where they are sharded; its metadata has the place of the values."""
-    is_sharded = any(place.is_shard for place in target_weights.places.values())
-    writes = {name: place.is_counted if is_sharded else writes_whole for name, place in target_weights.places.items()}
-    places = {name: place for name, place in target_weights.places.items() if writes[name]}
+    is_sharded = any(place.is_shard for place in weights.places.values())
+    writes = {key: place.is_counted if is_sharded else writes_whole for key, place in weights.places.items()}
+    places = {key: place for key, place in weights.places.items() if writes[key]}
     if places:
-        state = target_weights.state_dict()
+        state = weights.state_dict()
         save_file(
-            {name: state[name].contiguous() for name in places},
-            (_folder(directory, rank) if is_sharded else directory) / _TARGET_WEIGHTS,
-            {"places": json.dumps({name: [place.start, *place.shape] for name, place in places.items()})},
+            {key: state[key].contiguous() for key in places},
+            (_folder(directory, rank) if is_sharded else directory) / name,
+            {"places": json.dumps({key: [place.start, *place.shape] for key, place in places.items()})},
         )
 
 
-def _load_target_weights(directory: Path, target_weights: TargetWeights) -> None:
+def _load_weights(directory: Path, weights: KeptWeights, name: str) -> None:
     """Fill the current shards from the saved ones: of each file only its description is read, and what is needed."""
-    state = {name: torch.empty_like(average) for name, average in target_weights.state_dict().items()}
-    missing = {name: place.size for name, place in target_weights.places.items()}
-    for path in [*directory.glob(_TARGET_WEIGHTS), *directory.glob(f"nlac/*/{_TARGET_WEIGHTS}")]:
+    state = {key: torch.empty_like(values) for key, values in weights.state_dict().items()}
+    missing = {key: place.size for key, place in weights.places.items()}
+    for path in [*directory.glob(name), *directory.glob(f"nlac/*/{name}")]:
         with safe_open(path, "pt") as file:
-            for name, (start, *shape) in json.loads(file.metadata()["places"]).items():
-                place = target_weights.places.get(name)
+            for key, (start, *shape) in json.loads(file.metadata()["places"]).items():
+                place = weights.places.get(key)
                 if place is None or list(place.shape) != shape:
-                    raise ValueError(f"The target weights in {path} do not fit the model, for example `{name}`.")
-                saved = math.prod(file.get_slice(name).get_shape())
+                    raise ValueError(f"The weights in {path} do not fit the model, for example `{key}`.")
+                saved = math.prod(file.get_slice(key).get_shape())
                 first, last = max(start, place.start), min(start + saved, place.start + place.size)
                 if first < last:
-                    own = state[name].view(-1)[first - place.start : last - place.start]
-                    own.copy_(_read_range(file, name, first - start, last - start))
-                    missing[name] -= len(own)
-    incomplete = [name for name, number in missing.items() if number != 0]
+                    own = state[key].view(-1)[first - place.start : last - place.start]
+                    own.copy_(_read_range(file, key, first - start, last - start))
+                    missing[key] -= len(own)
+    incomplete = [key for key, number in missing.items() if number != 0]
     if incomplete:
         raise ValueError(
-            f"The checkpoint {directory} lacks a part of the target weights, for example of `{incomplete[0]}`. Were "
-            "the files of all processes copied?"
+            f"The checkpoint {directory} lacks a part of {name}, for example of `{incomplete[0]}`. Were the files of "
+            "all processes copied?"
         )
-    target_weights.load_state_dict(state)
+    weights.load_state_dict(state)
 
 
 def _read_range(file: safe_open, name: str, first: int, last: int) -> torch.Tensor:

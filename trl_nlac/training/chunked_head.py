@@ -64,7 +64,7 @@ def _difference(model: nn.Module, config: PreTrainedConfig, args: "NLACConfig") 
     vocabulary = min(config.get_text_config().vocab_size, 1000)
     sequences = torch.randint(vocabulary, (8, 12), generator=torch.Generator().manual_seed(0)).tolist()
     examples = [
-        TrainingExample("rehearsal", Prompt.of(ids[:length]), tuple(ids[length:]))
+        TrainingExample("policy", Prompt.of(ids[:length]), tuple(ids[length:]))
         for length, ids in enumerate(sequences, start=1)
     ]
     whole, states = (

@@ -109,14 +109,6 @@ class RunTrainer(AtomicSavingTrainer):
     def before_saving(self) -> None:
         """Bring what is under way to an end. An error is raised once the checkpoint is saved."""
 
-    def check_checkpoint(self, checkpoint: Path) -> None:
-        """
-        Check what the run needs of a checkpoint, on the first process.
-
-        Raises:
-            RunRefused: If the run cannot resume from it.
-        """
-
     def train(self, resume_from_checkpoint: str | bool | None = None, *args, **kwargs) -> TrainOutput:
         """
         Train, from the start or from a checkpoint. The run's folder, `output_dir`, is locked meanwhile.
@@ -208,7 +200,6 @@ class RunTrainer(AtomicSavingTrainer):
         is_newest = bool(found) and checkpoint.resolve() == found[-1].resolve()
         state = read_state(checkpoint)
         check_identity(checkpoint, state["identity"], self.identity)
-        self.check_checkpoint(checkpoint)
         warn_of_kept_options(checkpoint, state["kept_options"], self.args)
         warn_of_base_model(checkpoint, self.model)
         saved = TrainerState.load_from_json(str(checkpoint / TRAINER_STATE_NAME))

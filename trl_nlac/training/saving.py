@@ -208,11 +208,11 @@ def _delete_oldest(run_dir: Path, limit: int, newest: Path, best: str | None) ->
 
 def _sizes(directory: Path) -> dict[str, int]:
     """Return the bytes by kind of file."""
-    sizes = {"model": 0, "optimizer": 0, "target weights": 0, "replay buffer": 0, "other": 0}
+    sizes = {"model": 0, "optimizer": 0, "target and initial weights": 0, "replay buffer": 0, "other": 0}
     for path in directory.rglob("*"):
         name, size = path.name, path.stat().st_size if path.is_file() else 0
-        if name.startswith("target_weights"):
-            sizes["target weights"] += size
+        if name.startswith(("target_weights", "initial_weights")):
+            sizes["target and initial weights"] += size
         elif "nlac" in path.relative_to(directory).parts:
             sizes["replay buffer"] += size
         elif name.startswith("optimizer") or "optim_states" in name:

@@ -2,24 +2,16 @@
 
 """Bellman targets, written anew or used again."""
 
-from collections.abc import Callable
-
 from ..method.target_weights import TargetWeights
 from ..replay.kept_targets import KeptTargets
 from ..types import Answer, Sample, Transition
 
 
-def current_targets(
-    samples: list[Sample],
-    kept: KeptTargets,
-    version: int,
-    lifetime: int,
-    write: Callable[[list[Transition]], list[Answer]],
-    is_repeatable: Callable[[Transition], bool] = lambda transition: False,
-) -> tuple[list[Answer], list[int]]:
+class TargetReuse:
     """
-    Return the Bellman target of each sample: the kept one if it still lives, otherwise a new one, which is kept from
-    then on. A target that could not be read is not kept.
+    Choose for which samples of an iteration a Bellman target is written, and give all of them theirs: the kept one if
+    it still lives, otherwise the new one, which is kept from then on. One that could not be read is kept, too: it is
+    written again when its time is over.
 
     Args:
         samples (`list[Sample]`):
@@ -29,31 +21,50 @@ def current_targets(
         version (`int`):
             Version of the target weights: the number of their updates.
         lifetime (`int`):
-            Number of updates for which a target is used. With 0 a transition that is drawn twice gets two targets, and
-            one is used again only by the version that wrote it, where it would write the same.
-        write (`Callable[[list[Transition]], list[Answer]]`):
-            Writes targets with the target weights.
-        is_repeatable (`Callable[[Transition], bool]`, *optional*):
-            Whether the same weights would write the same target again. By default they never would.
+            Number of updates for which a target is used. With 0 every draw gets a target of its own.
 
-    Returns:
-        `tuple[list[Answer], list[int]]`: the targets, as from [`~method.backup.bellman_targets`], and the version that
-        wrote each.
+    Attributes:
+        due (`list[Transition]`):
+            The transitions whose targets are to be written.
     """
-    kept.drop_before(version + 1 - max(lifetime, 1))
-    versions = [kept.version(sample) for sample in samples]
-    keys = [sample.transition_id if lifetime else i for i, sample in enumerate(samples)]
-    due: dict[int, Sample] = {}
-    for key, sample, written in zip(keys, samples, versions, strict=True):
-        if written is None:
-            due.setdefault(key, sample)
-    answers = write([sample.transition for sample in due.values()])
-    new = dict(zip(due, answers, strict=True))
-    targets = [kept.target(sample) if key not in new else new[key] for key, sample in zip(keys, samples, strict=True)]
-    for sample, target in zip(due.values(), answers, strict=True):
-        if target.parsed is not None and (lifetime or is_repeatable(sample.transition)):
-            kept.keep(sample, target, version)
-    return targets, [version if written is None else written for written in versions]
+
+    def __init__(self, samples: list[Sample], kept: KeptTargets, version: int, lifetime: int):
+        kept.drop_before(version + 1 - lifetime)
+        self.kept = kept
+        self.version = version
+        self.lifetime = lifetime
+        self.versions = [kept.version(sample) for sample in samples]
+        self._samples = samples
+        self._keys = [sample.transition_id if lifetime else i for i, sample in enumerate(samples)]
+        self._due: dict[int, Sample] = {}
+        for key, sample, written in zip(self._keys, samples, self.versions, strict=True):
+            if written is None:
+                self._due.setdefault(key, sample)
+
+    @property
+    def due(self) -> list[Transition]:
+        return [sample.transition for sample in self._due.values()]
+
+    def complete(self, answers: list[Answer]) -> tuple[list[Answer], list[int]]:
+        """
+        Keep the new targets.
+
+        Args:
+            answers (`list[Answer]`):
+                Those of the transitions that are [`due`].
+
+        Returns:
+            `tuple[list[Answer], list[int]]`: the target of each sample, and the version that wrote it.
+        """
+        new = dict(zip(self._due, answers, strict=True))
+        targets = [
+            new[key] if key in new else self.kept.target(sample)
+            for key, sample in zip(self._keys, self._samples, strict=True)
+        ]
+        if self.lifetime:
+            for sample, target in zip(self._due.values(), answers, strict=True):
+                self.kept.keep(sample, target, self.version)
+        return targets, [self.version if written is None else written for written in self.versions]
 
 
 def target_lags(

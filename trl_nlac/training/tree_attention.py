@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 from accelerate.logging import get_logger
-from accelerate.utils import gather_object
+from accelerate.utils import extract_model_from_parallel, gather_object
 from torch import nn
 from torch.nn.attention.flex_attention import BlockMask
 from transformers import AttentionInterface, PreTrainedConfig
@@ -15,6 +15,7 @@ from transformers.integrations.flex_attention import flex_attention_forward
 from transformers.integrations.sdpa_attention import repeat_kv, sdpa_attention_forward
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
+from ..generation.prefix_cache import can_be_continued, rope_of_length
 from ..method.batches import NLACCollator
 from ..method.head import answer_logits
 from ..method.prefix_tree import PrefixTree
@@ -31,6 +32,7 @@ TREE_ATTENTION = "sdpa_with_prefix_trees"
 # Types of devices on which FlexAttention computes trees, and those on which CPU kernels compute them piece by piece.
 FLEX_DEVICES, PIECEWISE_DEVICES = {"cuda"}, {"cpu"}
 _BLOCK = 128  # tokens; of FlexAttention
+_OF_OTHER_HEADS = ("classifier", "summary")  # dropout of heads that a causal language model has not
 _WINDOW_BLOCK = 512  # queries of which a mask is written out, in layers with a sliding window
 
 # The queries and keys of a piece of the attention, whether it is causal, and its mask if it needs one.
@@ -235,7 +237,7 @@ def start_sharing(model: nn.Module, config: PreTrainedConfig, args: "NLACConfig"
             Options of the run: where and how precisely it computes.
     """
     config = config.get_text_config()
-    reason = _unfit(config, args)
+    reason = _unfit(model, config, args)
     if not reason:
         config._attn_implementation = TREE_ATTENTION
         (reason, *_) = [*filter(None, gather_object([_difference(model, config, args)])), ""]
@@ -246,8 +248,8 @@ def start_sharing(model: nn.Module, config: PreTrainedConfig, args: "NLACConfig"
     return not reason
 
 
-def _unfit(config: PreTrainedConfig, args: "NLACConfig") -> str:
-    """Explain why a model cannot read trees, as far as its configuration shows."""
+def _unfit(model: nn.Module, config: PreTrainedConfig, args: "NLACConfig") -> str:
+    """Explain why a model cannot read trees, as far as it shows without a trial."""
     values = config.to_dict()
     if args.torch_compile:
         return "the model is compiled (`torch_compile`)"
@@ -256,10 +258,19 @@ def _unfit(config: PreTrainedConfig, args: "NLACConfig") -> str:
     if args.device.type not in FLEX_DEVICES | PIECEWISE_DEVICES:
         return f"there is no attention over trees for the device '{args.device.type}'"
     dropouts = [name for name, value in values.items() if "drop" in name and isinstance(value, float) and value > 0]
+    dropouts = [name for name in dropouts if not name.startswith(_OF_OTHER_HEADS)]
     if dropouts:
         return f"the model is trained with dropout (`{dropouts[0]}` in its configuration)"
     others = set(values.get("layer_types") or ()) - {"full_attention", "sliding_attention"}
-    return f"the model has layers of the type '{min(others)}'" if others else ""
+    if others:
+        return f"the model has layers of the type '{min(others)}'"
+    if rope := rope_of_length(config):
+        return (
+            f"the rotary factors of the model (`rope_type='{rope}'`) follow the longest text of a batch, on which its "
+            "answers and losses depend"
+        )
+    whole = extract_model_from_parallel(model)
+    return "" if can_be_continued(whole) else "keys and values of a prefix are not all that the model needs to read on"
 
 
 def _difference(model: nn.Module, config: PreTrainedConfig, args: "NLACConfig") -> str:
@@ -273,7 +284,7 @@ def _difference(model: nn.Module, config: PreTrainedConfig, args: "NLACConfig") 
     ends = [(cut, tuple(tokens(4))) for cut in (8, 8, 16, 24, 24)]
     collators = [NLACCollator(0, shares, device=args.device) for shares in (False, True)]
     batches = [
-        collate([TrainingExample("rehearsal", Prompt.of(trunk[:cut]), end) for cut, end in ends]).tokens
+        collate([TrainingExample("policy", Prompt.of(trunk[:cut]), end) for cut, end in ends]).tokens
         for collate in collators
     ]
     aux_losses = [] if args.router_aux_loss_coef else None

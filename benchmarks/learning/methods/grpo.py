@@ -16,6 +16,7 @@ import numpy as np
 from datasets import Dataset
 from trl import GRPOConfig, GRPOTrainer
 
+from benchmarks.learning.methods.rehearsal import Rehearsal
 from benchmarks.learning.playing import (
     LearningCurve,
     Player,
@@ -27,7 +28,6 @@ from benchmarks.learning.tasks import LearningTask
 from trl_nlac import NLACConfig
 from trl_nlac.method.batches import NLACCollator
 from trl_nlac.method.losses import batch_losses
-from trl_nlac.training.rehearsal import Rehearsal
 from trl_nlac.types import Episode
 
 
@@ -135,7 +135,7 @@ class EpisodeGRPOTrainer(GRPOTrainer):
             raise ValueError(
                 "GRPO needs a chat template without prefill and chains of thought: an episode must be one completion."
             )
-        self.rehearsal = Rehearsal(task.rehearsal, "dataset", rehearsal_ratio, chat, seed=acting.seed)
+        self.rehearsal = Rehearsal(task.rehearsal, rehearsal_ratio, chat, seed=acting.seed)
         self.rehearsal_coef = rehearsal_coef
         self.collate_rehearsal = NLACCollator(chat.tokenizer.pad_token_id, device=args.device)
 

@@ -16,6 +16,7 @@ from typing import Any
 from torch.utils.data import DataLoader, IterableDataset
 from trl import SFTConfig, SFTTrainer
 
+from benchmarks.learning.methods.rehearsal import Rehearsal
 from benchmarks.learning.playing import (
     LearningCurve,
     Player,
@@ -25,7 +26,6 @@ from benchmarks.learning.playing import (
 )
 from benchmarks.learning.tasks import LearningTask
 from trl_nlac import NLACConfig
-from trl_nlac.training.rehearsal import Rehearsal
 from trl_nlac.types import Episode, TrainingExample
 
 
@@ -122,9 +122,7 @@ class RFTTrainer(SFTTrainer):
         self.updates_per_iteration = updates_per_iteration
         self.batch_size = batch_size
         self.successes: dict[str, deque[TrainingExample]] = defaultdict(partial(deque, maxlen=buffer_size))
-        self.rehearsal = Rehearsal(
-            task.rehearsal, "dataset", rehearsal_ratio, self.player.roles.chat, seed=acting.seed
-        )
+        self.rehearsal = Rehearsal(task.rehearsal, rehearsal_ratio, self.player.roles.chat, seed=acting.seed)
         self.num_anchors = round(anchor_ratio * batch_size)
         self.anchors: list[TrainingExample] = []
         self.answers_per_state = answers_per_state

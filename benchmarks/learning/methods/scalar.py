@@ -30,6 +30,7 @@ from torch import nn
 from torch.nn import functional as F
 from transformers import PreTrainedModel
 
+from benchmarks.learning.methods.rehearsal import Rehearsal
 from benchmarks.learning.playing import LearningCurve, Player, max_gradient_steps, train_until_spent
 from benchmarks.learning.tasks import LearningTask
 from trl_nlac import NLACConfig, NLACTrainer
@@ -82,7 +83,7 @@ class ScalarActorCriticTrainer(NLACTrainer):
             The task.
         args ([`NLACConfig`]):
             How to act and to train. Options of refinement and of the language critic have no effect.
-        num_candidates (`int`), entropy_temperature (`float`), initial_value (`float`):
+        num_candidates (`int`), entropy_temperature (`float`), initial_value (`float`), rehearsal_ratio (`float`):
             See [`train`].
     """
 
@@ -95,6 +96,7 @@ class ScalarActorCriticTrainer(NLACTrainer):
         num_candidates: int,
         entropy_temperature: float,
         initial_value: float,
+        rehearsal_ratio: float,
     ):
         model = load_model(task.model, args, task.peft_config)
         add_value_head(model, initial_value)
@@ -107,6 +109,7 @@ class ScalarActorCriticTrainer(NLACTrainer):
         self.num_candidates = num_candidates
         self.entropy_temperature = entropy_temperature
         self._collate = NLACCollator(self.roles.chat.tokenizer.pad_token_id, device=args.device)
+        self.rehearsal = Rehearsal(task.rehearsal, rehearsal_ratio, self.roles.chat, seed=args.seed)
 
     def _iteration(self, tasks):
         if self.environments:
@@ -208,7 +211,7 @@ def train(
     learning_rate: float = 1e-3,
     critic_loss_coef: float = 1.0,
     policy_loss_coef: float = 1.0,
-    target_update_rate: float = 0.05,
+    target_update_rate: float = 0.0016,
     episodes_per_iteration: int = 4,
     samples_per_iteration: int = 128,
     batch_size: int = 32,
@@ -241,8 +244,8 @@ def train(
             Coefficient of the binary cross-entropy of Q, in nats per transition.
         policy_loss_coef (`float`, *optional*, defaults to `1.0`):
             Coefficient of the weighted negative log-likelihood, in nats per token.
-        target_update_rate (`float`, *optional*, defaults to `0.05`):
-            Tau: weight of the trained weights in each update of the target weights.
+        target_update_rate (`float`, *optional*, defaults to `0.0016`):
+            Tau: weight of the trained weights in the target weights after each sample.
         episodes_per_iteration (`int`, *optional*, defaults to `4`):
             Episodes that are played in each iteration.
         samples_per_iteration (`int`, *optional*, defaults to `128`):
@@ -269,7 +272,6 @@ def train(
         samples_per_iteration=samples_per_iteration,
         per_device_train_batch_size=micro_batch_size or batch_size,
         gradient_accumulation_steps=batch_size // (micro_batch_size or batch_size),
-        rehearsal_ratio=rehearsal_ratio,
     )
-    trainer = ScalarActorCriticTrainer(task, args, num_candidates, entropy_temperature, initial_value)
+    trainer = ScalarActorCriticTrainer(task, args, num_candidates, entropy_temperature, initial_value, rehearsal_ratio)
     return train_until_spent(trainer, trainer.acting_player, budget, interval)

@@ -9,13 +9,13 @@ from accelerate import Accelerator
 from datasets import Dataset
 from trl import SFTConfig, SFTTrainer
 
+from benchmarks.learning.methods.rehearsal import Rehearsal
 from benchmarks.learning.methods.rft import policy_examples, tokens
 from benchmarks.learning.playing import Player, trainer_arguments
 from benchmarks.learning.tasks import LearningTask
 from trl_nlac import NLACConfig
 from trl_nlac.episodes.logs import episodes_from_logs
 from trl_nlac.training.model import load_model
-from trl_nlac.training.rehearsal import Rehearsal
 
 
 def sft_trainer(
@@ -49,7 +49,7 @@ def sft_trainer(
     player = Player.of_model(task, acting, load_model(task.model, acting), Accelerator(cpu=True))
     episodes = episodes_from_logs(logs, player.roles.actions, task.prompts)
     actions = [example for episode in episodes for example in policy_examples(episode)]
-    rehearsal = Rehearsal(task.rehearsal, "dataset", rehearsal_ratio, player.roles.chat, seed=acting.seed)
+    rehearsal = Rehearsal(task.rehearsal, rehearsal_ratio, player.roles.chat, seed=acting.seed)
     rng = random.Random(acting.seed)
     rows = []
     for _ in range(max_steps):

@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 
 from trl_nlac.environments import RoomsWorld, ServiceDesk
-from trl_nlac.environments.embedded import COMPACT_PROMPTS, make_rehearsal_dataset
+from trl_nlac.environments.embedded import COMPACT_PROMPTS, make_role_samples
 from trl_nlac.environments.embedded.dialogues import ROLES, ROLES_OF_SEVERAL_FUTURES
 from trl_nlac.environments.embedded.names import (
     ALL_NAMES,
@@ -107,7 +107,7 @@ class TestFamilies:
     @pytest.mark.parametrize("world", ["rooms", "service_desk"])
     def test_rehearsal_leaks_nothing(self, world, several_futures):
         new_names = {"rooms": ROOMS_OF_NEW_WORLDS, "service_desk": REQUESTS_OF_NEW_DESKS}[world]
-        rows = make_rehearsal_dataset(world, size=300, several_futures=several_futures)
+        rows = make_role_samples(world, size=300, several_futures=several_futures)
         questions = [row["prompt"][-1]["content"] for row in rows]
         for row, question in zip(rows, questions, strict=True):
             if row["prompt"][0]["content"].split()[0] in new_names:
@@ -131,5 +131,5 @@ class TestFamilies:
                 elif not dialogue.history:
                     is_right.append(dialogue.action == right)
         assert len(is_right) > 100 and sum(is_right) == 0
-        rows = make_rehearsal_dataset("service_desk", size=200, customers=True, handbook=True)
+        rows = make_role_samples("service_desk", size=200, customers=True, handbook=True)
         assert all(row["prompt"][-1]["content"].endswith(("Summary?", "Revise?")) for row in rows)

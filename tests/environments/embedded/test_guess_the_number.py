@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from trl_nlac.environments.embedded import GUESS_THE_NUMBER_PROMPTS, make_rehearsal_dataset
+from trl_nlac.environments.embedded import GUESS_THE_NUMBER_PROMPTS, make_role_samples
 from trl_nlac.environments.embedded.guess_the_number_dialogues import (
     FIRST_OBSERVATION,
     FOUND,
@@ -89,6 +89,6 @@ def test_dialogues(role):
 
 def test_rehearsal_teaches_no_guess():
     """Only the roles that copy and follow advice are rehearsed: the others would teach to guess at random."""
-    rows = make_rehearsal_dataset("guess_the_number", size=200)
+    rows = make_role_samples("guess_the_number", size=200)
     asked = {row["prompt"][-1]["content"].split(". ")[-1] for row in rows}
     assert asked == {GUESS_THE_NUMBER_PROMPTS.backup, GUESS_THE_NUMBER_PROMPTS.refine}

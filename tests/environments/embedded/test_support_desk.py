@@ -7,7 +7,7 @@ import re
 import pytest
 from helpers.testing_utils import make_roles
 
-from trl_nlac.environments.embedded import SUPPORT_PROMPTS, make_environment, make_rehearsal_dataset, make_tasks
+from trl_nlac.environments.embedded import SUPPORT_PROMPTS, make_environment, make_role_samples, make_tasks
 from trl_nlac.environments.embedded.dialogues import ROLES
 from trl_nlac.environments.embedded.support_desk import (
     ARGUMENTS,
@@ -125,7 +125,7 @@ class TestDialogues:
     def test_rehearsal_leaks_nothing(self):
         """The policy, the critic and the successor model rehearse on the known desk alone."""
         own = set(make_tasks("support_desk", 0)[1]["request"])
-        for row in make_rehearsal_dataset("support_desk", size=300):
+        for row in make_role_samples("support_desk", size=300):
             is_of_any_desk = row["prompt"][-1]["content"].endswith((SUPPORT_PROMPTS.backup, SUPPORT_PROMPTS.refine))
             assert is_of_any_desk or not row["prompt"][0]["content"].startswith(tuple(own))
 

@@ -21,7 +21,6 @@ def run(device: torch.device, small: bool) -> dict:
         COMPACT_PROMPTS,
         TINY_MODEL,
         make_environment,
-        make_rehearsal_dataset,
         make_tasks,
     )
 
@@ -42,7 +41,6 @@ def run(device: torch.device, small: bool) -> dict:
             max_turns=2,
             role_sampling={"successor": {"temperature": 0.5}, "backup": {"temperature": 0.0}},
             target_update_rate=0.0016,
-            rehearsal_ratio=0.5,
             num_eval_episodes=2 if small else 48,
         )
         trainer = NLACTrainer(
@@ -52,7 +50,6 @@ def run(device: torch.device, small: bool) -> dict:
             eval_dataset=tasks,
             environment_factory=lambda: make_environment(desk),
             prompts=COMPACT_PROMPTS,
-            rehearsal_dataset=make_rehearsal_dataset("service_desk"),
         )
         assert trainer.model.device.type == device.type
         trainer.train()

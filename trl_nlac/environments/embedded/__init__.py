@@ -11,6 +11,6 @@ from .tasks import (
     demo_environment,
     draw_dialogue,
     make_environment,
-    make_rehearsal_dataset,
+    make_role_samples,
     make_tasks,
 )

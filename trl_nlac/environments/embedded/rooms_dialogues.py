@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Supervised samples of the roles in *other* houses, for building and rehearsing an embedded model."""
+"""Supervised samples of the roles in *other* houses, for building an embedded model."""
 
 import random
 
@@ -11,7 +11,7 @@ from .rooms import DOORS, TOOL, RoomsWorld
 
 class RoomsFamily:
     """
-    Role data of *other* houses, for building and rehearsing the embedded model: houses with fixed doors and known
+    Role data of *other* houses, for building the embedded model: houses with fixed doors and known
     names, and new random houses with the names of [`RoomsWorld.from_seed`]. The latter teach a model the format of the
     roles, but nothing about any particular house.
     """

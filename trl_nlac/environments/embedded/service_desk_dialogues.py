@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 
 
-"""Supervised samples of the roles on *other* service desks, for building and rehearsing an embedded model."""
+"""Supervised samples of the roles on *other* service desks, for building an embedded model."""
 
 import itertools
 import random

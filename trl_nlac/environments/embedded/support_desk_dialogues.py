@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Supervised samples of the roles on *other* support desks, to build and rehearse the model of the quickstart."""
+"""Supervised samples of the roles on *other* support desks, to build the model of the quickstart."""
 
 import random
 import re

@@ -123,7 +123,7 @@ def draw_dialogue(rng: random.Random, families: list[Family], role: str) -> Role
     return rng.choice(families).dialogue(rng, role, rng.random() < 0.5)
 
 
-def make_rehearsal_dataset(
+def make_role_samples(
     world: str,
     size: int = 4096,
     seed: int = 0,
@@ -132,7 +132,7 @@ def make_rehearsal_dataset(
     **family_kwargs,
 ) -> Dataset:
     """
-    Make supervised samples of all roles on *other* instances of a task, for `rehearsal_dataset`: rows with the
+    Make supervised samples of all roles on *other* instances of a task, to teach a model its roles: rows with the
     conversational columns `prompt` and `completion`, and `tools` for tool calls. The world is `"rooms"`,
     `"service_desk"`, `"support_desk"` or `"guess_the_number"`; `family_kwargs` are arguments of its family, such as
     the `variant` of [`ServiceDeskFamily`].
