@@ -19,7 +19,7 @@ ROLES_FILE = "nlac_roles.json"
 ROLES = ("policy", "successor", "backup", "critique", "refine", "correction", "evaluation")
 ACTION_FORMATS = ["react", "text", "tool_call"]
 # Settings of single roles where `role_sampling` has none. A backup copies the observation, and what it samples wrongly
-# the critic learns. Where outcomes are partly luck, a critic that is as unsure as they are teaches the policy to guess.
+# the critic learns. Where outcomes are luck in part, a critic as unsure as they are teaches the policy to guess.
 ROLE_DEFAULTS = {"backup": {"temperature": 0.0}, "critique": {"temperature": 0.5}}
 MAX_TOKENS = 10**6  # of an answer
 # Settings of one role, with the range of each, within which the scores of tokens stay finite.
