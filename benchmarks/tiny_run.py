@@ -29,6 +29,7 @@ def tiny_options(output_dir: str | Path, **changes) -> dict[str, Any]:
         disable_tqdm=True,
         learning_rate=1e-3,
         num_updates_per_generation=1,
+        examples="given",
         bootstrap="implicit",
         action_format="text",
         max_completion_length=32,

@@ -130,6 +130,10 @@ class NLACConfig(RoleOptions, GenerationOptions, EnvironmentOptions, RecordOptio
 
         > Parameters that control watching
 
+        examples (`str`, *optional*, defaults to `"auto"`):
+            Whether to look before training: `"auto"` asks each role about the first transitions, shows worked examples
+            to those of which less than 0.8 of the answers can be read, and ends a run with a role below 0.2.
+            `"given"` takes the prompts as they are.
         max_environment_failure_rate (`float`, *optional*, defaults to `0.5`):
             Share of failed environments above which training stops, with a checkpoint. The last 100 episodes count. An
             evaluation with more is not compared with others.
@@ -182,6 +186,7 @@ class NLACConfig(RoleOptions, GenerationOptions, EnvironmentOptions, RecordOptio
     policy_loss_type: str = field(default="sampled", metadata={"choices": ["sampled", "distill"]})
 
     # Parameters that control watching
+    examples: str = field(default="auto", metadata={"choices": ["auto", "given"]})
     max_environment_failure_rate: float = 0.5
 
     # Parameters that control evaluation
@@ -229,6 +234,7 @@ class NLACConfig(RoleOptions, GenerationOptions, EnvironmentOptions, RecordOptio
             self,
             "bootstrap",
             "policy_loss_type",
+            "examples",
         )
         check_at_least(
             self,

@@ -33,6 +33,7 @@ from .method.iteration import attempt_each, foresee_each, make_examples, refined
 from .method.losses import batch_losses, token_divergences
 from .method.refinement import Attempt, without_contradictions
 from .method.target_weights import InitialWeights, TargetWeights, WeightsCallback
+from .method.worked_examples import NUM_STEPS, WorkedExamples
 from .nlac_config import NLACConfig
 from .prompts import NLACPrompts
 from .records.folder import END_OF_TRAINING
@@ -222,6 +223,7 @@ class NLACTrainer(PublishedTrainer, ComparedEvaluations, RunTrainer):
         self.add_callback(WeightsCallback(self.initial_weights, self.target_weights))
         self.add_callback(UnchangedWeightsCallback())
         self.records = Records(args, loaded.chat.decode)
+        self.examples = WorkedExamples(self.roles, args.examples == "auto")
         self.idle = IdleMonitor()
         self.loss_guard = LossGuard()
         self.gradient_guard = GradientGuard()
@@ -230,6 +232,7 @@ class NLACTrainer(PublishedTrainer, ComparedEvaluations, RunTrainer):
         self.player = Player(self.rollouts, failures, self.rendezvous, *of_run)
         self.stateful = {
             "records": self.records,
+            "examples": self.examples,
             "failures": failures,
             "idle": self.idle,
             "loss_guard": self.loss_guard,
@@ -258,6 +261,8 @@ class NLACTrainer(PublishedTrainer, ComparedEvaluations, RunTrainer):
         with self._generating():
             if self.environments:
                 self.player.play(tasks, step, len(self.replay) > 0, is_last)
+            if self.examples.is_due:
+                self.examples.choose(self._first_transitions(), self.args.seed, self.args.device)
             samples, transitions = self._sample(self.args.samples_per_iteration)
             with self.records.timed("audit"):
                 judgements = judge_aside(self.roles, transitions[: self.args.audit_samples])
@@ -379,6 +384,11 @@ class NLACTrainer(PublishedTrainer, ComparedEvaluations, RunTrainer):
         for age in self.rollouts.take_staleness():
             self.records.metrics["rollout/staleness"].append(age)
         return numbers
+
+    def _first_transitions(self) -> list[Transition]:
+        """Return a few transitions of the newest episodes, about which the roles are asked before training."""
+        transitions = [t for episode in self.replay.newest(NUM_STEPS) for t in episode.transitions]
+        return transitions[:: max(1, len(transitions) // NUM_STEPS)][:NUM_STEPS]
 
     def _sample(self, number: int) -> tuple[list[Sample], list[Transition]]:
         """Draw this process's share of a number of samples (line 7)."""

@@ -3,6 +3,7 @@
 """Construct what a run is made of: its options, environments, tasks, model, roles, rollouts and replay buffer."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from accelerate import Accelerator
@@ -198,7 +199,7 @@ def make_roles(
     roles = Roles(
         generator,
         loaded.chat,
-        prompts or NLACPrompts(),
+        replace(prompts or NLACPrompts(), examples={**prompts.examples} if prompts else {}),
         args,
         args.vllm_structured_outputs_regex,
         shows_progress=not args.disable_tqdm and accelerator.is_main_process,

@@ -105,7 +105,7 @@ class TestFamilies:
 
     @pytest.mark.parametrize("several_futures", [False, True])
     @pytest.mark.parametrize("world", ["rooms", "service_desk"])
-    def test_rehearsal_leaks_nothing(self, world, several_futures):
+    def test_samples_leak_nothing(self, world, several_futures):
         new_names = {"rooms": ROOMS_OF_NEW_WORLDS, "service_desk": REQUESTS_OF_NEW_DESKS}[world]
         rows = make_role_samples(world, size=300, several_futures=several_futures)
         questions = [row["prompt"][-1]["content"] for row in rows]

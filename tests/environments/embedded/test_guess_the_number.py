@@ -87,8 +87,8 @@ def test_dialogues(role):
     assert role == "refine" or fits < 240  # guesses pay no heed to the hints
 
 
-def test_rehearsal_teaches_no_guess():
-    """Only the roles that copy and follow advice are rehearsed: the others would teach to guess at random."""
+def test_samples_teach_no_guess():
+    """Only the roles that copy and follow advice have samples: the others would teach to guess at random."""
     rows = make_role_samples("guess_the_number", size=200)
     asked = {row["prompt"][-1]["content"].split(". ")[-1] for row in rows}
     assert asked == {GUESS_THE_NUMBER_PROMPTS.backup, GUESS_THE_NUMBER_PROMPTS.refine}
