@@ -363,7 +363,8 @@ def refine_actions(
     answers = initial.answer(prompts, temperature, ACTION)
     parts = zip(states, actions, best, prompts, answers, strict=True)
     return [
-        Example(state, action) if is_best else answer and Example(prompt, answer)
+        # What repeats an action that its critique calls wrong is not learned.
+        Example(state, action) if is_best else answer and answer != action and Example(prompt, answer) or None
         for state, action, is_best, prompt, answer in parts
     ]
 

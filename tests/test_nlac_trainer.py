@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
 import asyncio
-import json
 import time
 from collections import Counter
 from contextlib import nullcontext
@@ -23,7 +22,6 @@ from helpers.testing_utils import (
     make_tokenizer,
     make_trainer,
     priorities_of,
-    targets_of,
     weights,
 )
 from peft import LoraConfig
@@ -37,7 +35,6 @@ from trl_nlac.environments.embedded import TINY_MODEL, make_environment
 from trl_nlac.method.backup import critic_examples
 from trl_nlac.method.batches import NLACCollator, make_batches, spread_by_prefix
 from trl_nlac.method.refinement import policy_examples
-from trl_nlac.prompts import parse_critique
 from trl_nlac.types import Answer, Critique, Prompt, Refinement, Sample, Transition, Turn
 
 
@@ -377,30 +374,6 @@ class TestTraining:
         examples = [example for batch in trainer.micro_batches for example in batch.examples]
         assert sorted(e.completion_ids for e in examples if e.loss == "policy") == sorted(told) and len(told) == 3
         assert trainer.state.log_history[0]["health/refine_compliance"] == 0.75
-
-    def test_targets_that_contradict_themselves_lose_their_advice(self, tmp_path, monkeypatch):
-        """Before they are kept and trained on, by the refinement policy with the initial weights."""
-        trainer = make_trainer(tmp_path, {"max_steps": 1, "logging_steps": 1, "target_max_age": 4}, RecordingTrainer)
-        ask = trainer.roles.ask
-
-        def repeat(role, prompts, *args, **kwargs):
-            answers, sampling = ask(role, prompts, *args, **kwargs), kwargs.get("sampling")
-            if role != "refine" or sampling is None or sampling.temperature:
-                return answers
-            actions = {t.turn.action for episode in trainer.replay.episodes for t in episode.transitions}
-            texts = [decode(prompt.ids) for prompt in prompts]
-            of_prompt = [max(actions, key=lambda action: text.rfind(f"{action}<|end|>")) for text in texts]
-            return [replace(answer, parsed=action) for answer, action in zip(answers, of_prompt, strict=True)]
-
-        decode = trainer.roles.chat.tokenizer.decode
-        monkeypatch.setattr(trainer.roles, "ask", repeat)
-        trainer.train()
-        assert trainer.state.log_history[0]["health/advice_repeats_action"] == 1.0
-        examples = [e for batch in trainer.micro_batches for e in batch.examples if e.loss == "critic"]
-        critiques = [parse_critique(trainer.roles.chat.decode(list(e.completion_ids))) for e in examples]
-        assert critiques and all(critique.optimal or not critique.advice for critique in critiques)
-        kept = [json.loads(target)["critique"] for target in targets_of(trainer.replay) if target is not None]
-        assert kept and not any(critique["advice"] for critique in kept if not critique["optimal"])
 
     def test_thoughts_are_not_taught_by_those_who_read_the_critique(self, tmp_path):
         with pytest.raises(ValueError, match="`policy_loss_type='distill'` would teach chains of thought"):

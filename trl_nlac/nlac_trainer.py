@@ -31,7 +31,7 @@ from .method.batches import MicroBatch, NLACCollator, make_batches, spread_by_le
 from .method.critic import judge_aside
 from .method.iteration import attempt_each, foresee_each, make_examples, refined_actions, unanswerable
 from .method.losses import batch_losses, token_divergences
-from .method.refinement import Attempt, without_contradictions
+from .method.refinement import Attempt
 from .method.target_weights import InitialWeights, TargetWeights, WeightsCallback
 from .method.worked_examples import NUM_STEPS, WorkedExamples
 from .nlac_config import NLACConfig
@@ -413,8 +413,7 @@ class NLACTrainer(PublishedTrainer, ComparedEvaluations, RunTrainer):
     def _write_targets(self, reuse: TargetReuse, questions: list[Prompt | None]) -> list[Answer]:
         """Write the Bellman targets that are due, with the initial weights; returns those of all samples (line 8)."""
         with self.records.timed("target"):
-            written = write_targets(self.roles, reuse.due, questions)
-            targets, versions = reuse.complete(without_contradictions(self.roles, reuse.due, written))
+            targets, versions = reuse.complete(write_targets(self.roles, reuse.due, questions))
         sizes = (self.args.global_batch_size, self.args.draws_per_iteration)
         self.roles.tally.note_all(target_lags(self.target_weights, versions, *sizes))
         return targets

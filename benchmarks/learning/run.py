@@ -14,7 +14,7 @@ python -m benchmarks.learning.run --tasks service_desk_told --methods nlac hinds
 Other settings of the methods are given as `--name value`, `--role_sampling` as JSON that is merged with the method's
 own. The files of the cells record them, so these cells need another folder:
 
-python -m benchmarks.learning.run --tasks service_desk_told --methods nlac --num_refinements 2 \\
+python -m benchmarks.learning.run --tasks service_desk_told --methods nlac --samples_per_iteration 128 \\
     --role_sampling '{"critique": {"temperature": 0.5}}' --cells runs/cells
 
 Without --cells only the cells that the published table lacks are run. Then `python -m benchmarks.cells learning table

@@ -95,7 +95,7 @@ class TestHealth:
         assert resumed == monitor
         assert not resumed.update({name: 0.0})  # a fall is none
         assert sum((resumed.update({name: 0.8}) for _ in range(20)), []) == [name]
-        assert f"followed, gives the actions that they criticise: `{name}` rose from 0.08 to 0." in caplog.text
+        assert f"followed, gives the actions that it criticises: `{name}` rose from 0.08 to 0." in caplog.text
         assert not any(resumed.update({name: 0.1}) for _ in range(20))
         assert sum((resumed.update({name: 0.8}) for _ in range(20)), []) == [name]
 

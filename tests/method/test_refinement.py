@@ -16,10 +16,8 @@ from trl_nlac.method.refinement import (
     policy_examples,
     question_attempts,
     refine_attempts,
-    refinement_prompts,
     refinement_rounds,
     sample_attempts,
-    without_contradictions,
 )
 from trl_nlac.method.roles import Roles
 from trl_nlac.prompts import parse_critique
@@ -125,62 +123,6 @@ class TestRefineAttempts:
         assert "Optimality: No use amber<|end|><|user|> Revise?" in refine
         broken = Attempt.of_transition(roles, transition, replace(target, parsed=None))
         assert refine_attempts(make_roles([]), [broken]) == [None]
-
-
-class TestWithoutContradictions:
-    """Advice that, followed, is the criticised action again is taken out of a Bellman target."""
-
-    ADVISED = "Future: refused\nOptimality: No. Call it again."
-
-    def target(self, roles, transition: Transition, text: str) -> Answer:
-        completion = tuple(roles.chat.completion(text))
-        return Answer(transition.state_action, completion, text, parse_critique(text))
-
-    def test_advice_that_repeats_the_action_is_taken_out(self):
-        roles = make_roles([WRONG[0], "better"], role_sampling={"refine": {"max_tokens": 13}})
-        transitions = make_transitions(roles)
-        targets = [self.target(roles, transition, self.ADVISED) for transition in transitions]
-        assert targets[0].parsed.advice
-        mended, kept = without_contradictions(roles, transitions, targets)
-        assert kept is targets[1]
-        assert mended.text == "Future: refused\nOptimality: No" and mended.prompt is targets[0].prompt
-        assert mended.token_ids == tuple(roles.chat.completion(mended.text))
-        assert mended.parsed == parse_critique(mended.text)
-        assert roles.take_metrics()["health/advice_repeats_action"] == 0.5
-        # The refinement policy is asked about the stored actions, greedily.
-        assert asked(roles) == [
-            roles.chat.tokenizer.decode(refinement_prompts(roles, [t.state_action], [target])[0].ids)
-            for t, target in zip(transitions, targets, strict=True)
-        ]
-        assert {(s.temperature, s.max_tokens) for s in roles.generator.samplings} == {(0.0, 13)}
-
-    def test_what_cannot_contradict_itself_is_not_asked_about(self):
-        """The best actions, critiques without advice, futures without a verdict, and what could not be read."""
-        roles = make_roles([])
-        transition = make_transitions(roles)[0]
-        answer = self.target(roles, transition, self.ADVISED)
-        unread = Transition(replace(transition.episode, turns=(replace(transition.turn, action=""),)), 0)
-        others = [
-            self.target(roles, transition, "Future: closed\nOptimality: Yes. Call it again."),
-            self.target(roles, transition, "Future: closed\nOptimality: No"),
-            replace(answer, parsed=Critique("it ends", None)),
-            replace(answer, parsed=None),
-        ]
-        transitions = [unread, *[transition] * len(others)]
-        assert without_contradictions(roles, transitions, [answer, *others]) == [answer, *others]
-        assert "health/advice_repeats_action" not in roles.take_metrics()
-
-    def test_chains_of_thought_stay(self):
-        chat = ChatEncoder(make_tokenizer("qwen3"))
-        roles = make_roles_of(chat, [WRONG[0]], reasoning=False)
-        transition = make_transitions(roles)[0]
-        thought = "<think>\nWhat if: Optimality: Yes?\n</think>\n\n"
-        token_ids = [*chat.template.encode(thought + self.ADVISED), chat.stop_ids[0]]
-        text = chat.decode(token_ids)
-        target = Answer(transition.state_action, tuple(token_ids), text, parse_critique(text))
-        (mended,) = without_contradictions(roles, [transition], [target])
-        assert chat.tokenizer.decode(mended.token_ids) == f"{thought}Future: refused\nOptimality: No<|im_end|>"
-        assert mended.parsed.optimal is False and not mended.parsed.advice
 
 
 class TestQuestionAttempts:

@@ -20,7 +20,7 @@ logger = get_logger(__name__)
 _WEIGHT_OF_NEWEST = 0.2  # in smoothed metrics
 WARNING_RATIO = 0.7
 _WARM_UP = 5  # values before the first warning of a role
-_OF_REFINED_ACTIONS = ("refine/changed_rate", "oracle/refined_better_rate")
+_OF_REFINED_ACTIONS = ("refine/changed_rate", "health/advice_repeats_action", "oracle/refined_better_rate")
 _NUM_EPISODES = 40  # the last ones, whose success is watched
 
 
@@ -45,6 +45,11 @@ def health_metrics(
         ],
         "backup/optimal_rate": [float(target.optimal) for target in parsed if target.optimal is not None],
         "health/refine_compliance": [float(r.complies) for r in refinements if r is not None and not r.is_kept],
+        "health/advice_repeats_action": [
+            float(r.refined_action.parsed == r.action)
+            for r in refinements
+            if r is not None and not r.critique.optimal and r.critique.advice
+        ],
         "refine/changed_rate": [float(r.refined_action.parsed != r.action) for r in refinements if r is not None],
         "critic/optimal_rate": [float(r.critique.optimal) for r in refinements if r is not None],
     }
@@ -60,7 +65,7 @@ _WATCHED = {
     "policy/format_rate": "The form of actions is being lost",
     "health/backup_fidelity": "Bellman targets no longer repeat what was observed",
     "health/refine_compliance": "Refined actions no longer do what critiques say",
-    "health/advice_repeats_action": "The advice of Bellman targets, followed, gives the actions that they criticise",
+    "health/advice_repeats_action": "The critic's advice, followed, gives the actions that it criticises",
 }
 _RISING = {"health/advice_repeats_action"}
 

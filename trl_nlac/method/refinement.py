@@ -121,48 +121,6 @@ def refine_attempts(roles: Roles, attempts: list[Attempt | None]) -> list[Refine
     return refinements
 
 
-def without_contradictions(roles: Roles, transitions: list[Transition], targets: list[Answer]) -> list[Answer]:
-    """
-    Take the advice out of Bellman targets that contradict themselves: "No", with advice that, followed, is the
-    criticised action again. What was observed grounds future and verdict of a target; nothing grounds its advice, and
-    a critic that learned to advise what it criticises would hold the policy to it. Call it with the weights of the
-    refinement policy.
-
-    Args:
-        roles ([`~method.roles.Roles`]):
-            The roles. They note the share of the advice that was taken out, `health/advice_repeats_action`.
-        transitions (`list[Transition]`):
-            The actions.
-        targets (`list[Answer]`):
-            Their targets.
-    """
-    criticised = [
-        i
-        for i, (transition, target) in enumerate(zip(transitions, targets, strict=True))
-        if transition.turn.action and target.parsed and target.parsed.optimal is False and target.parsed.advice
-    ]
-    followed = ask_refined(
-        roles,
-        [transitions[i].state_action for i in criticised],
-        [targets[i] for i in criticised],
-        replace(roles.samplings["refine"], temperature=0.0),
-    )
-    found = list(targets)
-    repeats = [answer.parsed == transitions[i].turn.action for i, answer in zip(criticised, followed, strict=True)]
-    roles.tally.note("health/advice_repeats_action", list(map(float, repeats)))
-    for i, is_repeated in zip(criticised, repeats, strict=True):
-        if is_repeated:
-            found[i] = _without_advice(roles, targets[i])
-    return found
-
-
-def _without_advice(roles: Roles, target: Answer) -> Answer:
-    _, end = target.parsed.verdict_span
-    _, last = roles.chat.token_span(list(target.token_ids), *target.parsed.verdict_span)
-    token_ids = (*target.token_ids[:last], roles.chat.end_of_turn_id)
-    return replace(target, token_ids=token_ids, text=target.text[:end], parsed=replace(target.parsed, advice=""))
-
-
 def refine_in_hindsight(roles: Roles, transitions: list[Transition]) -> tuple[list[Answer], list[Refinement | None]]:
     """
     Judge stored actions knowing what followed in their whole episodes, and refine them with that as their critique. Of
@@ -336,8 +294,8 @@ def policy_examples(
             Whether the refinement policy's whole distribution is the target, so that the example keeps its prompt.
 
     Returns:
-        `list[TrainingExample | None]`: `None` where there is no refined action, and where it is the action that its
-        critique does not call the best: it was to be changed, and nothing is known against it but that.
+        `list[TrainingExample | None]`: `None` where there is no refined action, and where it repeats an action that
+        its critique calls wrong.
     """
     return [
         None

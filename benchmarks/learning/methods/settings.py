@@ -38,7 +38,7 @@ ACTING = dict(
     max_generation_batch_size=512,
 )
 # Settings of the command line that change how a method acts, and not how it is trained.
-OF_ACTING = {*ACTING, "temperature", "max_prompt_length"}
+OF_ACTING = {*ACTING, "min_p", "temperature", "max_prompt_length"}
 # NLAC is the default configuration: a tiny model has a learning rate of its own, and nothing else.
 NLAC = {"learning_rate": 1e-3}
 # Methods are trained on their own samples, so unlikely tokens that were sampled by accident are learned.
