@@ -42,6 +42,7 @@ from benchmarks.learning.methods.settings import (
     ABLATIONS_BY_TASK,
     ACTING,
     LONG,
+    NO_MIN_P,
     OF_ACTING,
     OF_BASELINES,
     SELF_DISTILLATIONS,
@@ -141,7 +142,7 @@ def run_cell(task_name: str, method: str, seed: int, args: argparse.Namespace, c
     budget = args.budget or budget_of(task_name, method)
     interval = max(1, budget // NUM_EVALUATIONS)
     trains = method not in ("base", "base_refined")
-    settings = merge_settings(default_settings(task, method) if trains else {}, changes)
+    settings = merge_settings(default_settings(task, method) if trains else NO_MIN_P, changes)
     acting_settings = {name: settings.pop(name) for name in list(settings) if name in OF_ACTING}
     acting = acting_config(task, str(args.runs / task_name / method / str(seed)), seed, **acting_settings)
     if not trains:

@@ -22,6 +22,7 @@ from benchmarks.learning.methods.base import play_base
 from benchmarks.learning.methods.grpo import as_completion
 from benchmarks.learning.methods.roles import blind_critiques, refine_once
 from benchmarks.learning.methods.settings import (
+    BASELINES,
     NLAC,
     acting_config,
     default_settings,
@@ -228,36 +229,47 @@ class TestCommandLine:
         assert capsys.readouterr().out.splitlines()[2].startswith("| Rooms | Base model | 1 | 0 | 0.18 |")
 
 
+class TestDefaults:
+    def test_nlac_is_what_a_user_gets(self, tmp_path):
+        """Nothing is set but the learning rate, lengths, the task, the device, and what keeps a cell small."""
+        task = make_task("service_desk_told", 0)
+        args = replace(acting_config(task, str(tmp_path), 0), **default_settings(task, "nlac"))
+        default = NLACConfig(output_dir=str(tmp_path), max_turns=args.max_turns, use_cpu=True, bf16=False)
+        changed = {field.name for field in fields(NLACConfig) if vars(args)[field.name] != vars(default)[field.name]}
+        assert default_settings(task, "nlac") == {"learning_rate": 1e-3}
+        of_device = {"gradient_checkpointing", "activation_checkpointing", "max_generation_batch_size"}
+        of_writing = {
+            "seed",
+            "report_to",
+            "save_strategy",
+            "disable_tqdm",
+            "overwrite_output_dir",
+            "logging_dir",
+            "run_name",
+        }
+        assert changed <= {"learning_rate", "max_completion_length", "action_format"} | of_device | of_writing
+
+
 class TestCommittedCells:
-    """`make bench-learning` from scratch would use the settings of the table."""
+    """`make bench-learning` from scratch would use the settings of the table for the baselines."""
 
     @pytest.mark.parametrize("name", TASKS)
     def test_settings_are_those_of_the_code(self, name):
-        defaults = {field.name: field.default for field in fields(NLACConfig)}
-        # What the option did in older cells, a trainer may do; and they counted tau and ages in updates.
-        renamed = {"trainer", "replay_refinement_fraction", "target_update_rate", "target_max_age"}
-
-        def changed(settings):
-            changes = {key: of for key, of in settings.items() if key not in defaults or of != defaults[key]}
-            return {key: of for key, of in changes.items() if key not in renamed}
-
         task = make_task(name, 0)
         cells = [cell for cell in read_cells("learning", "table") if cell["task"] == name]
         assert len(cells) >= len(run.METHODS) * len(run.SEEDS)
         for cell in cells:
             path, method = (cell["method"], cell["seed"]), cell["method"]
-            if method not in (*run.METHODS, *run.ABLATIONS):
-                continue  # an ablation by an option that is gone
-            trains = method not in ("base", "base_refined")
-            expected = default_settings(task, method) if trains else {}
-            # Cells that are older than `min_p` do not record it.
+            if method not in BASELINES:
+                continue  # NLAC had settings for each task, by options that are gone
+            expected = default_settings(task, method)
+            # Cells that are older than `min_p` do not record it, and tau counted optimizer steps.
             min_p = cell.get("sampling", {}).get("min_p")
-            assert changed({**cell["settings"], "min_p": min_p}) == changed({"min_p": None, **expected}), path
+            tau = {"target_update_rate": expected["target_update_rate"]} if method == "scalar" else {}
+            assert {**cell["settings"], "min_p": min_p, **tau} == {"min_p": None, **expected}, path
             assert cell["budget"] == run.budget_of(name, method), path
             command = f"python -m benchmarks.learning.run --tasks {name} --methods {method} --seeds {cell['seed']}"
             assert cell["command"].startswith(command), path
-            named = run.read_settings(shlex.split(cell["command"].removeprefix(command)))
-            assert merge_settings(expected, named) == expected, path
 
 
 class TestEvaluation:

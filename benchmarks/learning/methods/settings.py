@@ -42,7 +42,7 @@ OF_ACTING = {*ACTING, "min_p", "temperature", "max_prompt_length"}
 # NLAC is the default configuration: a tiny model has a learning rate of its own, and nothing else.
 NLAC = {"learning_rate": 1e-3}
 # Methods are trained on their own samples, so unlikely tokens that were sampled by accident are learned.
-MIN_P = dict(min_p=0.05)
+MIN_P, NO_MIN_P = dict(min_p=0.05), dict(min_p=None)
 # The observations of the episode replace the critique: no learned critic and no bootstrap.
 HINDSIGHT = {"bootstrap": "monte_carlo", "trainer": "stored_actions", "critic_loss_coef": 0.0}
 DISTILLED = {"policy_loss_type": "distill"}
@@ -112,7 +112,7 @@ def default_settings(task: LearningTask, method: str) -> dict:
     if method in BASELINES:
         parameters = inspect.signature(BASELINES[method]).parameters.values()
         defaults = {p.name: p.default for p in parameters if p.default is not inspect.Parameter.empty}
-        return merge_settings(defaults, BASELINES_BY_TASK.get(task.name, {}).get(method, {}), own)
+        return merge_settings(NO_MIN_P, defaults, BASELINES_BY_TASK.get(task.name, {}).get(method, {}), own)
     changes = ABLATIONS.get(method, {})
     if method in SELF_DISTILLATIONS:
         last = {"replay_buffer_size": SELDOM["episodes_per_iteration"] * task.max_turns}
