@@ -54,8 +54,8 @@ class TestNLACConfig:
         ("options", "samples", "episodes"),
         [
             ({}, 80, 1),  # four for each of 20 turns
-            ({"max_turns": 3}, 16, 1),
-            ({"max_turns": 1}, 8, 2),
+            ({"max_turns": 3}, 64, 5),  # eight batches
+            ({"max_turns": 1}, 64, 16),
             ({"episodes_per_iteration": 5, "max_turns": 3}, 64, 5),
             ({"samples_per_iteration": 1024}, 1024, 12),
             ({"samples_per_iteration": 8}, 8, 1),
@@ -71,9 +71,9 @@ class TestNLACConfig:
     @pytest.mark.parametrize(
         ("options", "samples", "episodes"),
         [
-            ({}, 8, 2),
-            ({"samples_per_iteration": 64}, 64, 16),
-            ({"episodes_per_iteration": 4}, 16, 4),
+            ({}, 64, 16),
+            ({"samples_per_iteration": 32}, 32, 8),
+            ({"episodes_per_iteration": 4}, 64, 4),
             ({"samples_per_iteration": 64, "episodes_per_iteration": 4}, 64, 4),
         ],
     )
@@ -92,9 +92,9 @@ class TestNLACConfig:
 
     def test_options_that_were_left_open_follow_those_that_change_later(self, tmp_path):
         config = NLACConfig(str(tmp_path), use_cpu=True, bf16=False)
-        config.max_turns = 3
+        config.max_turns = 17
         config.check()
-        assert config.samples_per_iteration == 16
+        assert config.samples_per_iteration == 72
         config = NLACConfig(str(tmp_path), use_cpu=True, bf16=False, samples_per_iteration=8)
         config.max_turns = 3
         config.check()

@@ -23,6 +23,7 @@ MAX_SAMPLES = 10**6  # of an iteration, and of its episodes
 # Options of an iteration that follow from others where they are left open.
 _LEFT_OPEN = ("samples_per_iteration", "episodes_per_iteration")
 SAMPLES_PER_STEP = 4  # by default, transitions trained on for each environment step of the longest episodes
+BATCHES_PER_ITERATION = 8  # at least; with fewer, updates of the same few samples follow each other
 
 
 @documented
@@ -61,7 +62,7 @@ class NLACConfig(RoleOptions, GenerationOptions, EnvironmentOptions, RecordOptio
             `max_turns`, at least one for each process.
         samples_per_iteration (`int`, *optional*):
             Number of transitions trained on in each iteration, over all processes. Must be divisible by the global
-            batch size. If `None`, the smallest such number that is at least four for each step of
+            batch size. If `None`, the smallest such number that is at least eight batches, and four for each step of
             `episodes_per_iteration` episodes of `max_turns` (of one episode for each process, if that is `None`, too).
         num_updates_per_generation (`int`, *optional*, defaults to `3`):
             Number of gradient steps on each transition of an iteration, with the same target and refined action: the
@@ -337,7 +338,8 @@ class NLACConfig(RoleOptions, GenerationOptions, EnvironmentOptions, RecordOptio
         """Set the numbers of samples and episodes of an iteration that are `None`, and check those that are not."""
         batch_size, samples_per_episode = self.global_batch_size, SAMPLES_PER_STEP * self.max_turns
         if self.samples_per_iteration is None:
-            least = samples_per_episode * (self.episodes_per_iteration or self.world_size)
+            of_episodes = samples_per_episode * (self.episodes_per_iteration or self.world_size)
+            least = max(of_episodes, BATCHES_PER_ITERATION * batch_size)
             self.samples_per_iteration = math.ceil(least / batch_size) * batch_size
             if self.samples_per_iteration > MAX_SAMPLES:
                 raise ValueError(
