@@ -97,6 +97,7 @@ class ColocatedEngine(LocalEngine, VLLMGeneration):
         return completions
 
     def sync_weights(self) -> None:
+        self.version += 1  # vLLM can leave prefixes of earlier weights where they are
         if self.sleep_level:
             vllm_generation.empty_cache()
             self.llm.wake_up(tags=["weights"])
