@@ -16,7 +16,6 @@ from datasets import Dataset
 from torch.utils.data import DataLoader
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, ProcessorMixin, TrainerCallback
 from transformers.trainer_utils import EvalLoopOutput
-from trl.trainer.utils import identity
 
 from .episodes.failures import FailureMonitor
 from .episodes.player import Player
@@ -34,6 +33,7 @@ from .method.losses import batch_losses, token_divergences
 from .method.refinement import Attempt, without_contradictions
 from .method.target_weights import InitialWeights, TargetWeights, WeightsCallback
 from .nlac_config import NLACConfig
+from .private_names import identity
 from .prompts import NLACPrompts
 from .records.folder import END_OF_TRAINING
 from .records.hub import PublishedTrainer

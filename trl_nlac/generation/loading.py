@@ -12,9 +12,9 @@ from accelerate import Accelerator
 from accelerate.utils import DistributedType, is_peft_model
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import cached_file
-from trl.import_utils import is_vllm_available
 
 from ..options.generation_options import GenerationOptions
+from ..private_names import is_vllm_available
 from ..shards import is_zero3
 from .generator import Generator
 from .joint import JointGenerator, TensorParallelGenerator

@@ -12,14 +12,13 @@ from torch import nn
 from torch._dynamo.exc import FailOnRecompileLimitHit
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 from transformers import AttentionInterface, PreTrainedConfig
-from transformers.integrations.flex_attention import flex_attention_forward
-from transformers.integrations.sdpa_attention import repeat_kv, sdpa_attention_forward
-from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
+from transformers.masking_utils import AttentionMaskInterface
 
 from ..generation.prefix_cache import can_be_continued, rope_of_length
 from ..method.batches import NLACCollator
 from ..method.head import answer_logits
 from ..method.prefix_tree import BLOCK, PrefixTree
+from ..private_names import flex_attention_forward, repeat_kv, sdpa_attention_forward, sdpa_mask
 from ..types import Prompt, TrainingExample
 from .trial import TrialFailed, deviation, trial
 
