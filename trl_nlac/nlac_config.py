@@ -8,14 +8,13 @@ from copy import deepcopy
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from trl.trainer.base_config import _BaseConfig
-
 from .options.checks import check, check_at_least, check_between, check_choices, check_types
 from .options.documented import documented
 from .options.environment_options import EnvironmentOptions
 from .options.generation_options import GenerationOptions
 from .options.record_options import RecordOptions
 from .options.role_options import RoleOptions
+from .private_names import _BaseConfig
 from .secrets import hide_secrets, remember_secrets
 
 

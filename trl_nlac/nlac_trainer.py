@@ -16,7 +16,6 @@ from datasets import Dataset
 from torch.utils.data import DataLoader
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, ProcessorMixin, TrainerCallback
 from transformers.trainer_utils import EvalLoopOutput
-from trl.trainer.utils import identity
 
 from .episodes.failures import FailureMonitor
 from .episodes.player import Player
@@ -35,6 +34,7 @@ from .method.refinement import Attempt
 from .method.target_weights import InitialWeights, TargetWeights, WeightsCallback
 from .method.worked_examples import NUM_STEPS, WorkedExamples
 from .nlac_config import NLACConfig
+from .private_names import identity
 from .prompts import NLACPrompts
 from .records.folder import END_OF_TRAINING
 from .records.hub import PublishedTrainer

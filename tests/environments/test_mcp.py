@@ -9,26 +9,38 @@ import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
+import anyio
+import mcp
 import pytest
 from datasets import Dataset
 from helpers.testing_utils import make_roles, make_trainer, play
-from mcp import McpError, StdioServerParameters, types
+from mcp import ClientSession, StdioServerParameters, types
 from mcp.server.lowlevel import Server
-from mcp.shared.memory import create_connected_server_and_client_session
+from mcp.shared.memory import create_client_server_memory_streams
 
 from trl_nlac.environments import EnvironmentFailure
 from trl_nlac.environments.mcp import MCPEnvironment
 from trl_nlac.episodes.rewards import EpisodeRewards
 
 
-SERVER = '''
+IS_FIRST = hasattr(mcp, "McpError")  # major version
+SERVER = f'''
 import os, sys, time
-from mcp.server.fastmcp import FastMCP
 
-server = FastMCP("shop", port=int(sys.argv[1]))
+port = int(sys.argv[1])
+if {IS_FIRST}:
+    from mcp.server.fastmcp import FastMCP
+    from mcp.server.fastmcp.exceptions import ToolError
+
+    server, options = FastMCP("shop", port=port), {{}}
+else:
+    from mcp.server.mcpserver import MCPServer
+    from mcp.server.mcpserver.exceptions import ToolError
+
+    server, options = MCPServer("shop"), {{"port": port}} if port else {{}}
 seen = []
 
 
@@ -36,9 +48,9 @@ seen = []
 def look_up(order: str) -> str:
     """Look up an order."""
     if order == "none":
-        raise ValueError("there is no such order")
+        raise ToolError("there is no such order")
     seen.append(order)
-    return f"order {order}, number {len(seen)}"
+    return f"order {{order}}, number {{len(seen)}}"
 
 
 @server.tool()
@@ -54,9 +66,9 @@ def wait() -> str:
     return "done"
 
 
-with open(f"{sys.argv[0]}.pid", "w") as file:
+with open(f"{{sys.argv[0]}}.pid", "w") as file:
     file.write(str(os.getpid()))
-server.run(transport=sys.argv[2])
+server.run(transport=sys.argv[2], **options)
 '''
 PROMPT = {"prompt": [{"role": "user", "content": "where is A1?"}], "answer": "A1"}
 
@@ -141,7 +153,7 @@ def test_a_server_that_does_not_start_again_is_a_failure(script):
     environment = MCPEnvironment(StdioServerParameters(command=sys.executable, args=[script, "0", "stdio"]))
     environment.step(call("look_up", order="A1"))
     os.remove(script)
-    with pytest.raises(EnvironmentFailure, match="cannot be used: McpError"):
+    with pytest.raises(EnvironmentFailure, match="(?i)cannot be used: McpError"):
         environment.reset(**PROMPT)
 
 
@@ -171,34 +183,49 @@ def test_a_server_that_was_started_again_is_a_failure(script, monkeypatch):
         environment.close()
 
 
-class Paged(Server):
+class Paged:
     """Has a tool on each of two pages, and answers the error of a request to wrong arguments."""
 
     def __init__(self):
-        super().__init__("paged")
         self.code = types.INVALID_PARAMS
         self.result: types.CallToolResult | None = None  # of every call, in place of the name of the tool
-        self.request_handlers[types.ListToolsRequest] = self.list
-        self.request_handlers[types.CallToolRequest] = self.call
+        if IS_FIRST:
+            self.server = Server("paged")
+            self.server.request_handlers[types.ListToolsRequest] = lambda request: self.list(None, request.params)
+            self.server.request_handlers[types.CallToolRequest] = lambda request: self.call(None, request.params)
+        else:
+            self.server = Server("paged", on_list_tools=self.list, on_call_tool=self.call)
 
-    async def list(self, request):
-        is_first = request.params is None or request.params.cursor is None
+    async def list(self, context, params):
+        is_first = params is None or params.cursor is None
         tool = types.Tool(name="one" if is_first else "two", inputSchema={"type": "object"})
-        return types.ServerResult(types.ListToolsResult(tools=[tool], nextCursor="more" if is_first else None))
+        listed = types.ListToolsResult(tools=[tool], nextCursor="more" if is_first else None)
+        return types.ServerResult(listed) if IS_FIRST else listed
 
-    async def call(self, request):
-        if request.params.arguments:
-            raise McpError(types.ErrorData(code=self.code, message="no such argument"))
-        content = [types.TextContent(type="text", text=request.params.name)]
-        return types.ServerResult(self.result or types.CallToolResult(content=content))
+    async def call(self, context, params):
+        if params.arguments and IS_FIRST:
+            raise mcp.McpError(types.ErrorData(code=self.code, message="no such argument"))
+        if params.arguments:
+            raise mcp.MCPError(self.code, "no such argument")
+        content = [types.TextContent(type="text", text=params.name)]
+        result = self.result or types.CallToolResult(content=content)
+        return types.ServerResult(result) if IS_FIRST else result
+
+    @asynccontextmanager
+    async def connected(self, _):
+        async with create_client_server_memory_streams() as (near, far), anyio.create_task_group() as group:
+            group.start_soon(self.server.run, *far, self.server.create_initialization_options())
+            async with ClientSession(*near) as session:
+                await session.initialize()
+                yield session
+            group.cancel_scope.cancel()
 
 
 @pytest.fixture
 def paged(monkeypatch) -> Paged:
     """A server in this process."""
     server = Paged()
-    connected = lambda _: create_connected_server_and_client_session(server)  # noqa: E731
-    monkeypatch.setattr("trl_nlac.environments.mcp._connected", connected)
+    monkeypatch.setattr("trl_nlac.environments.mcp._connected", server.connected)
     return server
 
 
@@ -257,9 +284,9 @@ def test_wrong_arguments_are_no_failure(paged):
     answers = [call("one", order=1), "done"]
     (episode,) = play([PROMPT], lambda: MCPEnvironment("", score=score), make_roles(answers))
     assert episode.turns[0].next_observation == "{'error': 'no such argument'}" and episode.failure is None
-    paged.code = 32600
-    (episode,) = play([PROMPT], lambda: MCPEnvironment("", score=score), make_roles(answers))
-    assert "the MCP server does not answer a call of one" in episode.failure
+    for paged.code in (32600, -32600):
+        (episode,) = play([PROMPT], lambda: MCPEnvironment("", score=score), make_roles(answers))
+        assert "the MCP server does not answer a call of one" in episode.failure
 
 
 def test_no_server():

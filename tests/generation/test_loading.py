@@ -8,9 +8,10 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 from accelerate import DistributedType, ParallelismConfig
 
-from trl_nlac.generation.loading import adapter_config, check_adapter, check_sharding
+from trl_nlac.generation.loading import adapter_config, check_adapter, check_adapter_precision, check_sharding
 
 
 # Says for each case by name which generator is loaded, or why none is. In a process of its own: the state of an
@@ -19,6 +20,7 @@ FSDP = """
 import json
 import os
 
+import torch
 from accelerate import Accelerator, DistributedType
 from accelerate.utils import FullyShardedDataParallelPlugin
 from peft import IA3Config, LoraConfig, get_peft_model
@@ -52,6 +54,10 @@ load_adapter("olora", LoraConfig(init_lora_weights="olora"))
 load_adapter("rank", LoraConfig(rank_pattern={"q_proj": 2}))
 load_adapter("alpha", LoraConfig(alpha_pattern={"q_proj": 2}))
 load_adapter("bias", LoraConfig(lora_bias=True))
+
+accelerator.state.device = torch.device("cuda")
+load_adapter("float32", LoraConfig())
+accelerator.state.device = torch.device("cpu")
 
 accelerator.state.distributed_type = DistributedType.FSDP
 accelerator.state.fsdp_plugin = FullyShardedDataParallelPlugin(fsdp_version=1)
@@ -141,6 +147,17 @@ def test_adapters_that_vllm_would_serve_as_others(loaded):
     messages |= {name: f"`init_lora_weights='{name}'`" for name in ("pissa", "olora")}
     for name, message in messages.items():
         assert message in loaded[name]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, "float32", "float"])
+def test_adapters_that_vllm_cannot_compute(loaded, dtype):
+    """Its kernels for GPUs; those for CPUs can."""
+    assert "float32. Set `bf16=True`" in loaded["float32"]
+    with pytest.raises(ValueError, match="bfloat16 or float16, and this model is in float32"):
+        check_adapter_precision(dtype, "cuda")
+    check_adapter_precision(dtype, "cpu")
+    for other in (torch.bfloat16, "half", "auto", None):
+        check_adapter_precision(other, "cuda")
 
 
 @pytest.mark.parametrize(

@@ -2,12 +2,14 @@
 
 import random
 import re
+from unittest import mock
 
 import pytest
 import torch
 from helpers.testing_utils import make_trainer, weights
 from peft import LoraConfig, get_peft_model
 from torch.nn import functional as F
+from torch.nn.attention import flex_attention as flex_module
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 from transformers import (
     AutoModelForCausalLM,
@@ -25,6 +27,7 @@ from transformers import (
     Qwen3MoeConfig,
     Qwen3NextConfig,
 )
+from transformers.integrations.flex_attention import WrappedFlexAttention
 
 from trl_nlac import NLACConfig
 from trl_nlac.method import prefix_tree
@@ -255,6 +258,78 @@ def test_masks_of_flex_attention(window):
     torch.testing.assert_close(flex_attention(query, key, value, block_mask=blocks), expected)
     exact = create_block_mask(blocks.mask_mod, None, None, number, number, device="cpu").to_dense() > 0
     assert (blocks.to_dense() > 0)[exact].all() and blocks.sparsity() > 30
+
+
+@pytest.fixture
+def compiles(monkeypatch) -> list[str]:
+    """FlexAttention computes trees of whole blocks on the CPU, and what Dynamo compiles of it is listed."""
+    found: list[str] = []
+
+    def backend(graph, inputs):
+        found.append(str(inputs))
+        return graph.forward
+
+    whole = PrefixTree.of
+    monkeypatch.setattr(flex_module, "_validate_device", lambda *tensors: None)  # which refuses gradients on a CPU
+    monkeypatch.setattr(flex_module, "_WARNINGS_SHOWN", set())
+    monkeypatch.setattr(PrefixTree, "of", lambda sequences: whole(sequences).in_blocks(0))
+    monkeypatch.setattr(tree_attention, "FLEX_DEVICES", {"cpu"})
+    monkeypatch.setattr(WrappedFlexAttention, "__call__", lambda self: torch.compile(flex_attention, backend=backend))
+    yield found
+    torch._dynamo.reset()
+
+
+def steps(model, sizes: tuple[int, ...] = (20, 300, 520)) -> None:
+    """Compute losses and gradients of samples of several lengths."""
+    for size in sizes:
+        trunk = [5 + i % 80 for i in range(size)]
+        examples = [TrainingExample("policy", Prompt.of(trunk[:cut]), (3, 4, cut % 97)) for cut in (size // 2, size)]
+        assert all(g.isfinite().all() for g in losses_and_gradients(model, examples, True))
+
+
+@pytest.mark.filterwarnings("error:flex_attention called without torch.compile")
+def test_flex_attention_stays_compiled(tmp_path, compiles):
+    """Layers with and without a window under reentrant checkpointing; one model after another in one process."""
+    for heads in (1, 2, 4):
+        before = len(compiles)
+        config = {**CONFIGS["gemma3"].to_dict(), "num_attention_heads": 2 * heads, "num_key_value_heads": heads}
+        config |= {"num_hidden_layers": 2, "layer_types": ["sliding_attention", "full_attention"]}
+        model = make_model(Gemma3TextConfig(**config)).train()
+        model.gradient_checkpointing_enable({"use_reentrant": True})
+        model.enable_input_require_grads()
+        assert start_sharing(model, model.config, make_args(tmp_path))
+        steps(model)
+        assert 0 < len(compiles) - before <= 8  # two windows, with gradients or not, of two blocks and of any number
+
+
+@pytest.mark.filterwarnings("error:flex_attention called without torch.compile")
+def test_flex_attention_that_is_not_compiled_is_an_error(tmp_path, compiles, monkeypatch):
+    """Its memory would be quadratic. What another model's attention has used up before is given back."""
+    with torch._dynamo.config.patch(recompile_limit=1), pytest.warns(match="without torch.compile"):
+        for heads in (1, 2):
+            tensor = torch.randn(1, heads, 130, 16)
+            WrappedFlexAttention(False)()(tensor, tensor, tensor)
+    model = make_model(CONFIGS["llama"])
+    assert start_sharing(model, model.config, make_args(tmp_path))
+    monkeypatch.setattr(tree_attention, "_VARIANTS", 1)
+    with torch._dynamo.config.patch(recompile_limit=1):
+        with pytest.raises(RuntimeError, match="compiled in 1 variants.*`trainer.shares_prefixes = False`"):
+            steps(model)
+
+
+def test_trees_of_whole_blocks():
+    """What fills them up changes no loss and no gradient."""
+    tree = PrefixTree.of([[0, 1, 2], [0, 0, 3]]).in_blocks(0)
+    assert [len(PrefixTree.of([range(n)]).in_blocks(0)) for n in (1, 256, 257, 384)] == [256, 256, 384, 384]
+    assert [tree.input_ids[path].tolist() for path in tree.paths] == [[0, 1, 2], [0, 0, 3]]
+    model, examples = make_model(CONFIGS["gemma3"]), episode_examples()
+    model.config._attn_implementation = TREE_ATTENTION
+    found = [losses_and_gradients(model, examples, True)]
+    whole = PrefixTree.of
+    with mock.patch.object(PrefixTree, "of", lambda sequences: whole(sequences).in_blocks(0)):
+        found.append(losses_and_gradients(model, examples, True))
+    for one, other in zip(*found, strict=True):
+        assert (one - other).norm() < 1e-5 * one.norm()
 
 
 @pytest.mark.parametrize("kind", ["full", "lora", "checkpointing"])

@@ -15,7 +15,6 @@ from transformers import (
 )
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 from transformers.utils import cached_file
-from trl.import_utils import is_vllm_available
 
 from ..chat.encoder import ChatEncoder
 from ..chat.tokenizer import ending_token_ids, tokenizer_of
@@ -23,6 +22,7 @@ from ..generation.engine import FixedGenerator
 from ..generation.generator import Generator
 from ..generation.loading import adapter_config
 from ..generation.transformers import TransformersGenerator
+from ..private_names import is_vllm_available
 
 
 BATCH_SIZE = 128  # largest number of sequences that are generated at once

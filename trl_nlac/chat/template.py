@@ -11,8 +11,8 @@ from typing import Any
 
 from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
-from trl.chat_template_utils import add_response_schema, supports_tool_calling
 
+from ..private_names import add_response_schema, supports_tool_calling
 from ..types import Message
 from .plain_text import PlainText
 from .tool_calls import call_message

@@ -9,7 +9,8 @@ from transformers import (
     PreTrainedTokenizerBase,
     ProcessorMixin,
 )
-from trl.trainer.utils import get_config_model_id
+
+from ..private_names import get_config_model_id
 
 
 def load_processing_class(

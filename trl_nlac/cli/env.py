@@ -5,8 +5,7 @@
 import os
 from importlib.metadata import PackageNotFoundError, version
 
-from trl.scripts.env import print_env
-
+from ..private_names import print_env
 from ..secrets import hide_secrets
 from .parser import Parser
 

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from mcp import ClientSession, StdioServerParameters, Tool
     from mcp.types import CallToolResult
 
-# Codes that mcp itself gives to errors: the connection was closed (`CONNECTION_CLOSED`), a server ended the session.
-_LOST = (-32000, 32600)
+# Codes that mcp itself gives to errors: the connection was closed, a server ended the session (of mcp 2 and 1).
+_LOST = (-32000, -32600, 32600)
 WATCH_SECONDS = 5.0  # between looks at whether a server with a URL is still there, while it is asked
 
 
@@ -137,14 +137,12 @@ class MCPEnvironment(TextEnvironment):
     def _call(self, name: str, arguments: dict[str, Any]) -> str:
         if name not in [schema["function"]["name"] for schema in self.tool_schemas]:
             return str({"error": f"Tool {name} not found."})
-        from mcp import McpError
-
         self._is_used = True
         url = self.server if isinstance(self.server, str) else None
         try:
             result = self._portal.call(_call_tool, self._session, name, arguments, url)
         except Exception as error:
-            if isinstance(error, McpError) and error.error.code not in _LOST:
+            if isinstance(error, _mcp_error()) and error.error.code not in _LOST:
                 return str({"error": error.error.message})
             raise EnvironmentFailure(f"the MCP server does not answer a call of {name}: {_reason(error)}") from error
         result = result.model_dump(mode="json", by_alias=True)
@@ -192,10 +190,9 @@ async def _check_presence(session: "ClientSession", url: str) -> None:
 
     Raises:
         ConnectionError: If there is none, or its gateway says so.
-        McpError: If it does not know the session, as one that was started again.
+        MCPError: If it does not know the session, as one that was started again.
     """
     import httpx
-    from mcp import McpError
 
     try:
         async with httpx.AsyncClient(timeout=WATCH_SECONDS) as client, client.stream("GET", url) as response:
@@ -209,9 +206,16 @@ async def _check_presence(session: "ClientSession", url: str) -> None:
     with suppress(asyncio.TimeoutError):
         try:
             await asyncio.wait_for(session.send_ping(), WATCH_SECONDS)
-        except McpError as error:
+        except _mcp_error() as error:
             if error.error.code in _LOST:
                 raise
+
+
+def _mcp_error() -> type[Exception]:
+    """What mcp raises where a server answers an error."""
+    import mcp
+
+    return mcp.McpError if hasattr(mcp, "McpError") else mcp.MCPError  # of mcp 1, of mcp 2
 
 
 async def _all_tools(session: "ClientSession") -> list["Tool"]:
@@ -220,8 +224,8 @@ async def _all_tools(session: "ClientSession") -> list["Tool"]:
 
     listed = await session.list_tools()
     tools = listed.tools
-    while listed.nextCursor:
-        listed = await session.list_tools(params=PaginatedRequestParams(cursor=listed.nextCursor))
+    while cursor := listed.model_dump(by_alias=True)["nextCursor"]:
+        listed = await session.list_tools(params=PaginatedRequestParams(cursor=cursor))
         tools += listed.tools
     return tools
 

@@ -15,9 +15,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
-from trl.trainer.utils import get_callable_name, get_config_model_id
 
 from ..event_loop import finish
+from ..private_names import get_callable_name, get_config_model_id
 from ..secrets import hide_secrets
 from ..shards import has_gathered_weights, loaded_whole
 from ..terminal import shown

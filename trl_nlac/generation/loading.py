@@ -7,13 +7,14 @@ import os
 from pathlib import Path
 from typing import Any
 
+import torch
 from accelerate import Accelerator
 from accelerate.utils import DistributedType, is_peft_model
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import cached_file
-from trl.import_utils import is_vllm_available
 
 from ..options.generation_options import GenerationOptions
+from ..private_names import is_vllm_available
 from ..shards import is_zero3
 from .generator import Generator
 from .joint import JointGenerator, TensorParallelGenerator
@@ -53,7 +54,7 @@ def load_generator(
 
     Raises:
         ValueError: If weights are sharded in a way that is not supported, also with vLLM or on several nodes, or if
-            vLLM would not serve an adapter as the model has it.
+            vLLM would not serve an adapter as the model has it, or cannot compute it in this precision.
         ImportError: If `use_vllm` is set and vLLM is not installed.
         ConnectionError: If a vLLM server is configured and none answers.
     """
@@ -87,6 +88,10 @@ def load_generator(
     if is_peft_model(model):
         for adapter in model.peft_config.values():
             check_adapter(vars(adapter))
+        if options.vllm_mode == "colocate":
+            from .vllm.weights import PRECISIONS
+
+            check_adapter_precision(PRECISIONS.get(accelerator.mixed_precision, model.dtype), accelerator.device.type)
     if not is_vllm_available():
         raise ImportError("`use_vllm=True` needs vLLM: `pip install trl-nlac[vllm]`.")
     return _load_vllm(model, options, accelerator, tokenizer, eos_token_ids, generator, trust_remote_code, revision)
@@ -126,6 +131,26 @@ def check_adapter(config: dict[str, Any]) -> None:
                 f"vLLM does not read `{name}` of an adapter, here {config[name]}. Train one without it, or generate "
                 "without vLLM."
             )
+
+
+def check_adapter_precision(dtype: torch.dtype | str | None, device_type: str) -> None:
+    """
+    Check that vLLM's kernels can compute an adapter.
+
+    Args:
+        dtype (`torch.dtype` or `str`, *optional*):
+            What vLLM computes in.
+        device_type (`str`):
+            On what.
+
+    Raises:
+        ValueError: If they cannot.
+    """
+    if device_type == "cuda" and str(dtype).removeprefix("torch.") in ("float32", "float"):
+        raise ValueError(
+            "vLLM computes adapters on a GPU in bfloat16 or float16, and this model is in float32. Set `bf16=True`, "
+            "for an agent `dtype='bfloat16'`, or generate without vLLM."
+        )
 
 
 def check_sharding(accelerator: Accelerator) -> None:

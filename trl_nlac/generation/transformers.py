@@ -107,7 +107,7 @@ class TransformersGenerator:
         if self.accelerator is None:
             unwrapping = nullcontext(model)
         else:
-            from trl.models.utils import unwrap_model_for_generation  # which an agent does without
+            from ..private_names import unwrap_model_for_generation  # which an agent does without
 
             unwrapping = unwrap_model_for_generation(model, self.accelerator, self.gathers)
         with unwrapping as unwrapped, self._gathering(unwrapped), self._uncounted(model):

@@ -221,7 +221,7 @@ class NLACCollator:
             Padding token.
         shares_prefixes (`bool`, *optional*, defaults to `False`):
             Whether to fold the sequences into a [`~method.prefix_tree.PrefixTree`], which only a model with the
-            attention for it can read. Otherwise they are padded on the right.
+            attention for it can read; beyond the CPU one of whole blocks. Otherwise they are padded on the right.
         keeps_logits (`bool`, *optional*, defaults to `True`):
             Whether the model is to compute the logits of the completions, all at once. Otherwise its output layer is
             called in chunks, see [`~method.head.answer_values`].
@@ -274,7 +274,9 @@ class NLACCollator:
 
     def _fold(self, sequences: list[TokenIds]) -> tuple[dict[str, Any], torch.Tensor]:
         tree = PrefixTree.of([[*prompt, *completion] for prompt, completion in sequences])
-        counts = np.bincount(np.concatenate(tree.paths))  # of the sequences with each token
+        if self.device.type != "cpu":
+            tree = tree.in_blocks(self.pad_token_id)
+        counts = np.bincount(np.concatenate(tree.paths), minlength=len(tree))  # of the sequences with each token
         inputs = {
             "input_ids": tree.input_ids[None],
             "position_ids": tree.depths[None],

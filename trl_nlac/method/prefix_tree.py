@@ -10,6 +10,9 @@ import numpy as np
 import torch
 
 
+BLOCK = 128  # tokens; of FlexAttention
+
+
 class Part(NamedTuple):
     """
     A rectangle of the attention of a [`PrefixTree`]: its queries see all of its keys, or if `is_causal`, in which case
@@ -79,6 +82,18 @@ class PrefixTree:
 
     def __len__(self) -> int:
         return len(self.input_ids)
+
+    def in_blocks(self, token_id: int) -> "PrefixTree":
+        """Add a sequence of one token, in no path, such that the tree has whole blocks, two or more."""
+        before = len(self)
+        number = max(2 * BLOCK - before, -before % BLOCK)
+        return PrefixTree(
+            torch.cat([self.input_ids, torch.full((number,), token_id)]),
+            torch.cat([self.depths, torch.arange(number)]),
+            torch.cat([self.ends, torch.full((number,), before + number)]),
+            (Part(before, before + number, before, before + number, True), *self.parts) if number else self.parts,
+            self.paths,
+        )
 
     def to(self, device: torch.device) -> "PrefixTree":
         """Move the tensors to a device."""

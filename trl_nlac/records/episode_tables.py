@@ -11,9 +11,9 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import torch.distributed as dist
-from trl.trainer.utils import print_prompt_completions_sample
 
 from ..nlac_config import NLACConfig
+from ..private_names import print_prompt_completions_sample
 from ..secrets import hide_in_text, hide_secrets
 from ..terminal import printable
 from ..types import Episode, Judgement, Transition

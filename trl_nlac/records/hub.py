@@ -21,13 +21,17 @@ from huggingface_hub import (
 )
 from huggingface_hub.constants import ENDPOINT
 from transformers import TrainerState, is_wandb_available
-from trl.trainer.base_config import _BaseConfig
-from trl.trainer.base_trainer import _BaseTrainer
-from trl.trainer.utils import get_comet_experiment_url, get_config_model_id, get_trackio_space_url
 
 from ..episodes.conversations import to_dataset
 from ..nlac_config import NLACConfig
 from ..options.record_options import RecordOptions
+from ..private_names import (
+    _BaseConfig,
+    _BaseTrainer,
+    get_comet_experiment_url,
+    get_config_model_id,
+    get_trackio_space_url,
+)
 from ..secrets import hide_in_text, hide_secrets
 from .log import first_and_last
 

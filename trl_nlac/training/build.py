@@ -11,7 +11,6 @@ from accelerate.logging import get_logger
 from datasets import Dataset
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, ProcessorMixin
 from transformers.training_args import OptimizerNames
-from trl.trainer.utils import get_config_model_id
 
 from ..chat.actions import choose_format
 from ..chat.encoder import ChatEncoder
@@ -26,6 +25,7 @@ from ..method.context import context_of, fit_to_context
 from ..method.refinement import check_distillation
 from ..method.roles import Roles
 from ..nlac_config import NLACConfig
+from ..private_names import get_config_model_id
 from ..prompts import NLACPrompts
 from ..replay.prioritized_replay import PrioritizedReplay
 from .arguments import check_best_metric, check_optimizer, check_tasks, named, plays_prompts, warn_of_unused

@@ -11,9 +11,9 @@ from accelerate.logging import get_logger
 from accelerate.utils import is_peft_model
 from transformers import AutoTokenizer, PreTrainedModel
 from transformers.utils import cached_file
-from trl.trainer.utils import create_model_from_path, disable_dropout_in_model
 
 from ..nlac_config import NLACConfig
+from ..private_names import create_model_from_path, disable_dropout_in_model
 from ..secrets import hide_secrets
 from ..shards import is_zero3
 from ..terminal import shown

@@ -17,8 +17,8 @@ from transformers import ProgressCallback
 from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_callback import TrainerState
 from transformers.trainer_utils import TrainOutput
-from trl.trainer.utils import get_config_model_id
 
+from ..private_names import get_config_model_id
 from ..records.folder import END_OF_TRAINING, TrainingLogCallback, check_unused, checkpoints, last_steps, set_aside
 from ..records.lock import locked
 from ..records.records import Records

@@ -14,8 +14,8 @@ from transformers import TrainerCallback
 from transformers.trainer import SCALER_NAME, TRAINER_STATE_NAME
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, sort_checkpoints
 from transformers.utils import ADAPTER_SAFE_WEIGHTS_NAME
-from trl.trainer.base_trainer import _BaseTrainer
 
+from ..private_names import _BaseTrainer
 from ..rendezvous import Rendezvous
 from ..shards import has_finite_weights
 from .manifest import checkpoint_of, write_manifest

@@ -9,16 +9,16 @@ import torch
 from accelerate.logging import get_logger
 from accelerate.utils import extract_model_from_parallel, gather_object
 from torch import nn
-from torch.nn.attention.flex_attention import BlockMask
+from torch._dynamo.exc import FailOnRecompileLimitHit
+from torch.nn.attention.flex_attention import BlockMask, flex_attention
 from transformers import AttentionInterface, PreTrainedConfig
-from transformers.integrations.flex_attention import flex_attention_forward
-from transformers.integrations.sdpa_attention import repeat_kv, sdpa_attention_forward
-from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
+from transformers.masking_utils import AttentionMaskInterface
 
 from ..generation.prefix_cache import can_be_continued, rope_of_length
 from ..method.batches import NLACCollator
 from ..method.head import answer_logits
-from ..method.prefix_tree import PrefixTree
+from ..method.prefix_tree import BLOCK, PrefixTree
+from ..private_names import flex_attention_forward, repeat_kv, sdpa_attention_forward, sdpa_mask
 from ..types import Prompt, TrainingExample
 from .trial import TrialFailed, deviation, trial
 
@@ -31,7 +31,7 @@ logger = get_logger(__name__)
 TREE_ATTENTION = "sdpa_with_prefix_trees"
 # Types of devices on which FlexAttention computes trees, and those on which CPU kernels compute them piece by piece.
 FLEX_DEVICES, PIECEWISE_DEVICES = {"cuda"}, {"cpu"}
-_BLOCK = 128  # tokens; of FlexAttention
+_VARIANTS = 64  # that FlexAttention is compiled in: each layout of heads, window and precision, with gradients or not
 _OF_OTHER_HEADS = ("classifier", "summary")  # dropout of heads that a causal language model has not
 _WINDOW_BLOCK = 512  # queries of which a mask is written out, in layers with a sliding window
 
@@ -71,6 +71,7 @@ def attend(
 
     Raises:
         ValueError: If there is attention dropout.
+        RuntimeError: If FlexAttention would no longer be compiled.
     """
     if prefix_tree is None:
         window = {} if sliding_window is None else {"sliding_window": sliding_window}
@@ -88,13 +89,27 @@ def attend(
         dtype = torch.get_autocast_dtype(query.device.type)
         query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
     if flexes:
-        return flex_attention_forward(module, query, key, value, layout, scaling=scaling, **kwargs)[0], None
+        return _flex(module, query, key, value, layout, scaling=scaling, **kwargs), None
     if kwargs.get("softcap") is not None or kwargs.get("s_aux") is not None:
         raise ValueError("On a CPU, attention over prefix trees knows neither capped scores nor attention sinks.")
     groups = query.shape[1] // key.shape[1]
     scale = 1 / math.sqrt(query.shape[-1]) if scaling is None else scaling
     output = _PiecewiseAttention.apply(query, repeat_kv(key, groups), repeat_kv(value, groups), layout, scale)
     return output.transpose(1, 2).contiguous(), None
+
+
+def _flex(*args, **kwargs) -> torch.Tensor:
+    """Beyond its limit Dynamo would run FlexAttention as it is, with all scores in memory. Limits are of a thread."""
+    limit = max(_VARIANTS, torch._dynamo.config.recompile_limit)
+    try:
+        with torch._dynamo.config.patch(recompile_limit=limit, fail_on_recompile_limit_hit=True):
+            return flex_attention_forward(*args, **kwargs)[0]
+    except FailOnRecompileLimitHit as error:
+        raise RuntimeError(
+            f"FlexAttention was compiled in {limit} variants, and without one more it needs memory quadratic in the "
+            "number of tokens. Train in a new process, or on separate sequences: `trainer.shares_prefixes = False`. "
+            "`TORCH_LOGS=recompiles` names the causes."
+        ) from error
 
 
 AttentionInterface.register(TREE_ATTENTION, attend)
@@ -190,12 +205,12 @@ def block_mask(tree: PrefixTree, window: int | None = None) -> BlockMask:
             Number of positions that a token sees, itself included.
     """
     number = len(tree)
-    padding = -number % _BLOCK
+    padding = -number % BLOCK
     depths, ends = tree.depths, tree.ends
     lowest_end, highest_end = (_by_block(ends, padding, largest) for largest in (False, True))
     lowest_depth, highest_depth = (_by_block(depths, padding, largest) for largest in (False, True))
     blocks = torch.arange(len(lowest_end), device=depths.device)
-    first, last = blocks * _BLOCK, (blocks * _BLOCK + _BLOCK - 1).clamp(max=number - 1)
+    first, last = blocks * BLOCK, (blocks * BLOCK + BLOCK - 1).clamp(max=number - 1)
     is_before = blocks[None, :] < blocks[:, None]  # (query blocks, key blocks)
     is_seen = (blocks[None, :] <= blocks[:, None]) & (highest_end[None, :] > first[:, None])
     is_full = is_before & (lowest_end[None, :] > last[:, None])
@@ -208,12 +223,12 @@ def block_mask(tree: PrefixTree, window: int | None = None) -> BlockMask:
         return is_ancestor if window is None else is_ancestor & (depths[q] - depths[k] < window)
 
     partial, full = _indices(is_seen & ~is_full), _indices(is_full)
-    return BlockMask.from_kv_blocks(*partial, *full, BLOCK_SIZE=_BLOCK, mask_mod=sees, seq_lengths=(number, number))
+    return BlockMask.from_kv_blocks(*partial, *full, BLOCK_SIZE=BLOCK, mask_mod=sees, seq_lengths=(number, number))
 
 
 def _by_block(values: torch.Tensor, padding: int, largest: bool) -> torch.Tensor:
     """Reduce the values of tokens to the smallest or largest of each block."""
-    values = torch.cat([values, values[-1:].expand(padding)]).view(-1, _BLOCK)
+    values = torch.cat([values, values[-1:].expand(padding)]).view(-1, BLOCK)
     return values.amax(1) if largest else values.amin(1)
 
 
@@ -239,6 +254,7 @@ def start_sharing(model: nn.Module, config: PreTrainedConfig, args: "NLACConfig"
     config = config.get_text_config()
     reason = _unfit(model, config, args)
     if not reason:
+        torch._dynamo.reset_code(flex_attention.__code__)  # what reached a limit before would never be compiled again
         config._attn_implementation = TREE_ATTENTION
         (reason, *_) = [*filter(None, gather_object([_difference(model, config, args)])), ""]
         if reason:

@@ -13,10 +13,9 @@ from unittest import mock
 
 from accelerate.utils import is_peft_model
 from tqdm.auto import tqdm
-from trl.generation import vllm_generation
-from trl.generation.vllm_generation import VLLMGeneration
 from vllm import LLM
 
+from ...private_names import VLLMGeneration, empty_cache
 from ..engine import Adapter, allowed_rank, cache_shortage
 from ..generator import Completion
 from .local import LocalEngine, cpu_options
@@ -62,7 +61,7 @@ class ColocatedEngine(LocalEngine, VLLMGeneration):
             options.update(
                 cpu_options(self.max_model_length or self.model.config.get_text_config().max_position_embeddings)
             )
-        with mock.patch.object(vllm_generation, "LLM", lambda **kwargs: LLM(**{**kwargs, **options})):
+        with mock.patch(f"{VLLMGeneration.__module__}.LLM", lambda **kwargs: LLM(**{**kwargs, **options})):
             super()._init_vllm()
         self.requests = RequestLoop(self.llm)
         if self.sleep_level:
@@ -97,8 +96,9 @@ class ColocatedEngine(LocalEngine, VLLMGeneration):
         return completions
 
     def sync_weights(self) -> None:
+        self.version += 1  # vLLM can leave prefixes of earlier weights where they are
         if self.sleep_level:
-            vllm_generation.empty_cache()
+            empty_cache()
             self.llm.wake_up(tags=["weights"])
         runner = self.llm.llm_engine.model_executor.driver_worker.model_runner
         if runner.device.type != "cpu":

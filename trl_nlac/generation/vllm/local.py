@@ -21,9 +21,12 @@ class LocalEngine:
     Attributes:
         requests ([`~generation.vllm.request_loop.RequestLoop`]):
             Takes requests to the engine.
+        version (`int`):
+            Number of the weights that were loaded last.
     """
 
     requests: RequestLoop
+    version = 0
     _cache_counts = (0, 0)
 
     def generate(
@@ -46,7 +49,8 @@ class LocalEngine:
     ) -> list[RequestOutput]:
         """Return vLLM's own outputs."""
         loaded = None if adapter is None else LoRARequest(adapter.name, adapter.number, str(adapter.path))
-        requests = [Request(prompt, own, loaded) for prompt, own in zip(prompts, params, strict=True)]
+        asked = zip(prompts, params, strict=True)
+        requests = [Request(prompt, own, loaded, str(self.version)) for prompt, own in asked]
         if bar is not None:
             for request in requests:
                 request.output.add_done_callback(lambda _: bar.update())

@@ -13,7 +13,7 @@ from vllm.platforms import current_platform
 
 from ..engine import Adapter, allowed_rank, forced, score_by_token
 from ..generator import Completion
-from ..loading import adapter_config, check_adapter
+from ..loading import adapter_config, check_adapter, check_adapter_precision
 from .local import LocalEngine, cpu_options
 from .request_loop import RequestLoop
 
@@ -33,7 +33,7 @@ class OfflineEngine(LocalEngine):
             Arguments of `vllm.LLM`.
 
     Raises:
-        ValueError: If vLLM would not serve the adapter as it was trained.
+        ValueError: If vLLM would not serve the adapter as it was trained, or cannot compute it in this precision.
     """
 
     def __init__(self, model: str, revision: str | None = None, trust_remote_code: bool = False, **options):
@@ -41,6 +41,7 @@ class OfflineEngine(LocalEngine):
         config = adapter_config(model, revision)
         if config is not None:
             check_adapter(config)
+            check_adapter_precision(options.get("dtype"), current_platform.device_type)
             weights = cached_file(model, "adapter_model.safetensors", revision=revision)
             options = {"enable_lora": True, "max_loras": 1, "max_lora_rank": allowed_rank(config["r"]), **options}
             self._adapter = Adapter(1, Path(weights).parent)

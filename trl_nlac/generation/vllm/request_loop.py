@@ -27,6 +27,8 @@ class Request:
             How to sample.
         adapter (`vllm.lora.request.LoRARequest`, *optional*):
             The adapter to sample with.
+        salt (`str`, *optional*, defaults to `"0"`):
+            Names the weights: prefixes are reused among requests with the same salt only.
 
     Attributes:
         output (`Future[vllm.RequestOutput]`):
@@ -36,6 +38,7 @@ class Request:
     prompt: list[int]
     params: SamplingParams
     adapter: LoRARequest | None
+    salt: str = "0"
     output: Future[RequestOutput] = field(default_factory=Future)
 
 
@@ -64,8 +67,9 @@ class RequestLoop:
         self._arrived: queue.SimpleQueue[list[Request] | None] = queue.SimpleQueue()
         self._running: dict[str, Request] = {}
         self._numbers = count()
-        device = torch.cuda.current_device() if torch.cuda.is_available() else None  # of this thread
-        arguments = (weakref.ref(self), self._arrived, device)
+        # Of this thread, which loads weights: on one stream they are not read while they are copied.
+        place = (torch.cuda.current_device(), torch.cuda.current_stream()) if torch.cuda.is_available() else None
+        arguments = (weakref.ref(self), self._arrived, place)
         threading.Thread(target=_work, args=arguments, daemon=True, name="vLLM").start()
         weakref.finalize(self, self._arrived.put, None)
 
@@ -97,7 +101,7 @@ class RequestLoop:
         for request in arrived:
             number, request.params.output_kind = f"nlac-{next(self._numbers)}", RequestOutputKind.FINAL_ONLY
             try:
-                prompt = {"prompt_token_ids": request.prompt}
+                prompt = {"prompt_token_ids": request.prompt, "cache_salt": request.salt}
                 self._engine.add_request(number, prompt, request.params, lora_request=request.adapter)
             except Exception as error:  # it was refused
                 self._end(request, error=error)
@@ -123,10 +127,13 @@ class RequestLoop:
             self._ended.notify_all()
 
 
-def _work(loop: weakref.ref[RequestLoop], arrived: queue.SimpleQueue, device: int | None) -> None:
+def _work(
+    loop: weakref.ref[RequestLoop], arrived: queue.SimpleQueue, place: tuple[int, torch.cuda.Stream] | None
+) -> None:
     """Answer what arrives, until the engine is no longer used. Nothing holds it meanwhile."""
-    if device is not None:
-        torch.cuda.set_device(device)
+    if place is not None:
+        torch.cuda.set_device(place[0])
+        torch.cuda.set_stream(place[1])
     while (requests := arrived.get()) is not None:
         found = loop()
         if found is None:

@@ -18,10 +18,9 @@ from typing import Any, TypeVar
 import aiohttp
 from accelerate.utils import broadcast_object_list, is_peft_model
 from tqdm.auto import tqdm
-from trl.generation.vllm_client import VLLMClient
-from trl.generation.vllm_generation import VLLMGeneration
 
 from ...event_loop import finish
+from ...private_names import VLLMClient, VLLMGeneration
 from ...secrets import hide_in_text
 from ..engine import Adapter
 from ..generator import Completion

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import torch
 from safetensors.torch import save_file
-from trl.generation.vllm_generation import VLLMGeneration
+
+from ...private_names import VLLMGeneration
 
 
 # What a run with mixed precision multiplies matrices in.
