@@ -15,9 +15,9 @@ import trl_nlac
 
 PACKAGE = Path(trl_nlac.__file__).parent
 
-# Folders and modules of the root, and what they may import of the others. `types` is free to all.
+# Folders and modules of the root, and what they may import of the others. `types` and `written_files` are free to all.
 TRAINER = {
-    "types secrets shards prompts": "",
+    "types written_files secrets shards prompts": "",
     "terminal": "secrets",
     "event_loop rendezvous": "terminal",
     "options": "secrets terminal",
@@ -110,7 +110,7 @@ def place_of(module: str) -> str:
 
 def is_allowed(importer: str, module: str) -> bool:
     place, other = place_of(importer), place_of(module)
-    if other not in (place, "types", *ALLOWED[place]):
+    if other not in (place, "types", "written_files", *ALLOWED[place]):
         return False
     if (place, other) == ("environments", "prompts") and not importer.startswith(EMBEDDED):
         return False

@@ -5,7 +5,6 @@
 import base64
 import hashlib
 import json
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from typing import Any
 import jinja2
 
 from ..secrets import hide_secrets
+from ..written_files import replaced
 
 
 _HERE = Path(__file__).parent
@@ -44,10 +44,8 @@ def write_page(
         data=_json(hide_secrets(data)),
         **values,
     )
-    output.parent.mkdir(parents=True, exist_ok=True)
-    written = output.with_name(f".{output.name}.new")
-    written.write_text(page, encoding="utf-8", errors="replace")  # names can have lone surrogates
-    os.replace(written, output)
+    with replaced(output) as written:
+        written.write_text(page, encoding="utf-8", errors="replace")  # names can have lone surrogates
     return output
 
 
