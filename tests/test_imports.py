@@ -16,9 +16,9 @@ import trl_nlac
 PACKAGE = Path(trl_nlac.__file__).parent
 
 # Folders and modules of the root, and what they may import of the others.
-FREE = ("types", "private_names")  # to all
+FREE = ("types", "private_names", "written_files")  # to all
 TRAINER = {
-    "types private_names secrets shards prompts": "",
+    "types private_names written_files secrets shards prompts": "",
     "terminal": "secrets",
     "event_loop rendezvous": "terminal",
     "options": "secrets terminal",

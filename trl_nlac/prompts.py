@@ -12,6 +12,7 @@ import yaml
 from transformers.utils import cached_file
 
 from .types import Critique, Message
+from .written_files import replaced
 
 
 PROMPTS_FILE = "nlac_prompts.json"  # next to a saved model
@@ -441,7 +442,8 @@ class NLACPrompts:
 
     def save(self, path: str | Path) -> None:
         """Write all prompts to a JSON file that [`NLACPrompts.from_file`] reads."""
-        Path(path).write_text(json.dumps(asdict(self), indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+        with replaced(path) as written:
+            written.write_text(json.dumps(asdict(self), indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
     def save_pretrained(self, directory: str | Path) -> None:
         """Write all prompts next to a model, for [`NLACPrompts.from_pretrained`]."""

@@ -85,7 +85,7 @@ def test_a_link_is_refused_and_its_target_left_alone(tmp_path):
     target.write_text("words")
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "_lock").symlink_to(target)
-    with pytest.raises(RunRefused, match=r"run/_lock' is a link, which no run makes\. Remove it"):
+    with pytest.raises(RunRefused, match=r"run/_lock' is a link out of the folder, which no run makes\. Remove it"):
         with locked(tmp_path / "run"):
             pass
     assert target.read_text() == "words"

@@ -11,6 +11,7 @@ from pathlib import Path
 from transformers.utils import cached_file
 
 from ..types import Judgement
+from ..written_files import replaced
 
 
 GUARD_FILE = "nlac_guard.json"  # saved beside a model
@@ -82,7 +83,8 @@ class Guard:
 
     def save_pretrained(self, directory: str | Path) -> None:
         """Write the thresholds next to a model."""
-        Path(directory, GUARD_FILE).write_text(json.dumps(asdict(self), indent=2) + "\n", encoding="utf-8")
+        with replaced(Path(directory, GUARD_FILE)) as written:
+            written.write_text(json.dumps(asdict(self), indent=2) + "\n", encoding="utf-8")
 
     @classmethod
     def from_pretrained(cls, model: str, revision: str | None = None) -> "Guard":

@@ -35,6 +35,7 @@ from ..report.rendering import write_page
 from ..secrets import hide_secrets
 from ..terminal import printable
 from ..training.model import is_adapter
+from ..written_files import refuse_links, replaced
 from .buffer import load_actions
 from .errors import CommandError, one_line_errors, one_line_errors_of_files
 from .options import check_model, load_environments, load_rows
@@ -108,6 +109,7 @@ def run(words: list[str]) -> None:
     output = Path(args.output_dir)
     if (output / FIGURES).exists():
         raise CommandError(f"--output_dir {output} has the results of another run: name another folder.")
+    refuse_links(output)
     parser = TrainParser()
     parser.set_defaults_with_config(**DEFAULTS, **_machine())
     script_args, model_args, config = parser.read([*others, "--output_dir", str(output / MODEL)])
@@ -290,9 +292,9 @@ def _describe_held_out(rows: list[dict[str, Any]], is_by_task: bool, success_thr
 
 def _write_logs(folder: Path, training: list[dict[str, Any]], held_out: list[dict[str, Any]]) -> Path:
     """Write the conversations as they are trained on and measured by; return the file to train on."""
-    folder.mkdir(parents=True, exist_ok=True)
-    write_json_lines(held_out, folder / "held_out.jsonl")
-    write_json_lines(training, folder / "training.jsonl")
+    for name, rows in (("held_out", held_out), ("training", training)):
+        with replaced(folder / f"{name}.jsonl") as written:
+            write_json_lines(rows, written)
     return folder / "training.jsonl"
 
 
@@ -433,9 +435,8 @@ def _push_guard(model: Path, repository: str, config: NLACConfig) -> None:
 
 def _write(output: Path, report: dict[str, Any]) -> None:
     report = hide_secrets(report)
-    written = output / f".{FIGURES}.new"
-    written.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
-    written.replace(output / FIGURES)
+    with replaced(output / FIGURES) as written:
+        written.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
     write_page(output / REPORT, "improvement.html.jinja", ("page.css",), (), {}, report=report)
 
 

@@ -28,6 +28,8 @@ COMMANDS = {
     "env": "print versions, for bug reports",
 }
 
+MAX_MESSAGE = 4000  # characters of an error: it can quote what others wrote
+
 
 def main(argv: list[str] | None = None) -> int:
     """
@@ -73,6 +75,7 @@ def main(argv: list[str] | None = None) -> int:
         if shows_traceback:
             print(printable_traceback(error), file=sys.stderr)
         message = printable(hide_in_text(str(error))).replace("\n", " ")
+        message = message if len(message) <= MAX_MESSAGE else f"{message[:MAX_MESSAGE]} [...]"
         print(f"trl-nlac {name}: error: {message}", file=sys.stderr)
         return 2
     except Exception as error:

@@ -18,6 +18,7 @@ from typing import Any
 
 from ..options.environment_options import EnvironmentOptions
 from ..secrets import HIDDEN, hide_secrets
+from ..written_files import replaced
 from .errors import CommandError, one_line_errors
 from .options import FILES, check_model, split_name
 
@@ -58,7 +59,8 @@ def note_origin(
         "reward_weights": reward_weights,
         "environment_options": environment_options(options or EnvironmentOptions()),
     }
-    (run / ORIGIN).write_text(json.dumps(hide_secrets(origin), indent=2) + "\n")
+    with replaced(run / ORIGIN) as written:
+        written.write_text(json.dumps(hide_secrets(origin), indent=2) + "\n")
 
 
 def environment_options(options: EnvironmentOptions) -> dict[str, Any]:
@@ -79,7 +81,9 @@ def _tasks_of_run(name: str | None, run: Path) -> str | None:
         return name
     path = Path(name)
     if not path.resolve().is_relative_to(run.resolve()) and path.stat().st_size <= _MAX_TASKS:
-        path = Path(shutil.copyfile(path, run / f"{_TASKS}{path.suffix}"))
+        with replaced(run / f"{_TASKS}{path.suffix}") as written:
+            shutil.copyfile(path, written)
+        path = run / f"{_TASKS}{path.suffix}"
     return os.path.relpath(path.resolve(), run.resolve())
 
 

@@ -6,6 +6,7 @@ import shutil
 import time
 from dataclasses import asdict
 from functools import partial
+from pathlib import Path
 
 import torch
 from rich.console import Console
@@ -63,6 +64,8 @@ def run(words: list[str]) -> None:
     parser = TrainParser()
     *_, options = parser.read(of_run)
     folder = f"{options.output_dir.rstrip('/')}.preflight"
+    if Path(folder).is_symlink():
+        raise CommandError(f"{folder!r} is a link, and this command makes and deletes a folder of that name. Remove it.")
     trainer = make_trainer(*parser.read([*of_run, *_trial(folder, options)]), parser.unsupported)
     trial = Trial(trainer, args.num_episodes)
     trainer.remove_callback(PrinterCallback)

@@ -11,7 +11,7 @@ import re
 import shlex
 import signal
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from contextvars import copy_context
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -27,6 +27,7 @@ from ..episodes.text_environment import (
 )
 from ..event_loop import finish
 from ..secrets import hide_in_text
+from ..terminal import shown
 from ..types import Message
 from .chat_requests import Question, Reply, RequestRefused, is_echo, reply_message
 
@@ -68,8 +69,9 @@ class AgentEnvironment(TextEnvironment):
             The agent. A function or coroutine function is called as `run_agent(task, base_url, api_key)`, where `task`
             is a row of the dataset, and returns the reward of the run. A command is started in a process of its own,
             with `OPENAI_BASE_URL` and `OPENAI_API_KEY` in its variables, the task as JSON on its standard input, and
-            `{column}` in its words replaced by that column of the task; the last line that it prints is the reward, if
-            it is a number. What it has started ends with it. Commands need POSIX: Linux or macOS.
+            `{column}` in its words replaced by that column of the task, which cannot become an option: a word that
+            begins with a column's `-` is refused, unless `--` stands before it. The last line that it prints is the
+            reward, if it is a number. What it has started ends with it. Commands need POSIX: Linux or macOS.
         pays (`bool`, *optional*, defaults to `True`):
             Whether the agent gives a reward, by what it returns or prints, by `/reward`, or by both: their sum. A run
             without any has failed then. If `False`, there must be `reward_funcs`, and what it returns is ignored.
@@ -393,13 +395,25 @@ def _problem_of(name: str, names: set[str]) -> str:
     return str({"error": message})
 
 
+def _filled(words: list[str], task: dict[str, Any]) -> Iterator[str]:
+    """Put columns of a task into the words of a command."""
+    for i, word in enumerate(words):
+        filled = _COLUMN.sub(lambda match: str(task.get(match[1], match[0])), word)
+        if filled.startswith("-") and not word.startswith("-") and "--" not in words[:i]:
+            raise EnvironmentFailure(
+                f"the word {word!r} of the command became {shown(filled)}, which can be taken for an option. Put `--` "
+                f"before it, write it as `--name={word}`, or read the task from the standard input."
+            )
+        yield filled
+
+
 async def _run_command(command: str | list[str], task: dict[str, Any], base_url: str, key: str) -> float | None:
     """
     Run a command in a process of its own, with all that it starts, and return the reward that it prints. Another exit
     code than 0 is a failure of the environment.
     """
     words = shlex.split(command) if isinstance(command, str) else command
-    words = [_COLUMN.sub(lambda match: str(task.get(match[1], match[0])), word) for word in words]
+    words = list(_filled(words, task))
     written = json.dumps(task, default=str).encode()  # before anything is started that an error would leave behind
     bypass = ",".join(part for part in (os.environ.get("no_proxy") or os.environ.get("NO_PROXY"), "127.0.0.1") if part)
     variables = {"OPENAI_BASE_URL": base_url, "OPENAI_API_KEY": key, "NO_PROXY": bypass, "no_proxy": bypass}

@@ -2,10 +2,10 @@
 
 """Logs of OpenAI's chat interface: whole conversations, or requests with their answers."""
 
-import json
 from collections.abc import Iterable
 from typing import Any
 
+from ..gateway.parsed_json import parse_json
 from .calls import ModelCall, add_conversations
 from .logged import LoggedConversations, UnreadableError, find_outcome
 from .messages import read_message, read_messages
@@ -30,7 +30,7 @@ def read_conversations(values: Iterable[Any], outcome: str | None, found: Logged
     Read conversations: `messages`, an outcome, and optionally `tools` (or `functions`), `terminated`, `task` and
     `first_action`. `outcome` names the place of their outcome, see [`~log_formats.logged.find_outcome`].
     """
-    for value in values:
+    for value in found.shallow(values):
         try:
             if not is_conversation(value):
                 raise UnreadableError("it is no conversation with `messages`")
@@ -59,7 +59,7 @@ def read_requests(values: Iterable[Any], outcome: str | None, found: LoggedConve
     beside a `response` or `choices`), and join those of one conversation.
     """
     calls = []
-    for value in values:
+    for value in found.shallow(values):
         try:
             calls.append(_call(value, outcome, found))
         except ValueError as error:
@@ -109,8 +109,8 @@ def _response(value: dict[str, Any]) -> dict[str, Any]:
 def _parsed(value: Any) -> Any:
     """A body can be text."""
     try:
-        return json.loads(value) if isinstance(value, str) else value
-    except (ValueError, RecursionError):
+        return parse_json(value) if isinstance(value, str) else value
+    except ValueError:
         return None
 
 

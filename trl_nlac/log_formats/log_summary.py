@@ -4,12 +4,16 @@
 
 import json
 import random
-from collections import defaultdict
+from collections import Counter, defaultdict
 from statistics import mean, median
 from typing import Any
 
 from ..chat.tool_calls import read_calls_of
 
+
+MAX_TOOLS = 50  # that are told apart: a log can name any number
+MAX_NAME = 100  # characters
+OTHERS = "(other tools)"
 
 Row = dict[str, Any]  # with the columns of `episodes.logs.episodes_from_logs`
 
@@ -18,13 +22,16 @@ def describe(rows: list[Row], success_threshold: float) -> dict[str, Any]:
     """
     Describe conversations: `conversations`, `tasks`, `cut`, `outcomes` (successes, failures, and the mean, smallest
     and largest outcome), `turns` (mean, median and largest number), and `tools`: of each its name (`tool`), the calls,
-    the conversations with such calls, and how many of these succeed, most frequent first.
+    the conversations with such calls, and how many of these succeed, most frequent first, at most `MAX_TOOLS`.
     """
     rewards = [row["reward"] for row in rows]
     turns = [num_turns(row) for row in rows]
     tools: dict[str, list[int]] = defaultdict(lambda: [0, 0, 0])
-    for row in rows:
-        names = [name for message in row["messages"] for name, _ in read_calls_of(message)]
+    called = [[name for message in row["messages"] for name, _ in read_calls_of(message)] for row in rows]
+    counts = Counter(name for names in called for name in names)
+    shown = {name: name[:MAX_NAME] for name, _ in counts.most_common(MAX_TOOLS)}
+    for row, names in zip(rows, called, strict=True):
+        names = [shown.get(name, OTHERS) for name in names]
         for name in names:
             tools[name][0] += 1
         for name in set(names):

@@ -6,11 +6,12 @@ import json
 import re
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 from ..episodes.logs import problem_of_row
+from ..gateway.parsed_json import MAX_DEPTH, is_deep
 
 
 # Where rows have their outcome, unless an option names another place.
@@ -18,6 +19,14 @@ OUTCOMES = ("reward", "score", "outcome", "success", "passed", "resolved")
 _GOOD = ("pass", "passed", "success", "successful", "succeeded", "true", "yes", "resolved", "correct")
 _BAD = ("fail", "failed", "failure", "false", "no", "unresolved", "incorrect")
 _MAX_REASON = 200  # characters
+_MAX_REASONS = 20
+_MAX_NAME = 50  # characters
+_MAX_NAMES = 10
+_OTHERS = "other reasons"
+_CUT = "a list has no end, so that the file may be cut"
+_BEGINNING = re.compile(r"^(?=[{\[])", re.MULTILINE)  # the rest of a value of several lines is indented
+_BETWEEN = re.compile(r"[\s,\]]*")  # what stands between the items of a list that is read item by item
+_SPACE = re.compile(r"\s*")
 
 
 class UnreadableError(ValueError):
@@ -47,7 +56,17 @@ class LoggedConversations:
     def refuse(self, reason: object) -> None:
         """Count a conversation that cannot be read."""
         text = " ".join(re.sub(r"\d+", "N", str(reason)).split())
-        self.unreadable[text if len(text) <= _MAX_REASON else text[:_MAX_REASON] + "..."] += 1
+        text = text if len(text) <= _MAX_REASON else text[:_MAX_REASON] + "..."
+        is_new = text not in self.unreadable and len(self.unreadable) >= _MAX_REASONS
+        self.unreadable[_OTHERS if is_new else text] += 1
+
+    def shallow(self, rows: Iterable[Any]) -> Iterator[Any]:
+        """Yield what code can follow, and count what has more levels."""
+        for row in rows:
+            if is_deep(row):
+                self.refuse(f"it has more than {MAX_DEPTH} levels of lists and objects")
+            else:
+                yield row
 
 
 def find_outcome(row: dict[str, Any], name: str | None) -> float | None:
@@ -100,6 +119,13 @@ def read_outcome(value: Any) -> float | None:
     return float(value)
 
 
+def listed(names: Iterable[str]) -> str:
+    """List names that others chose: the first ones, and how many more there are."""
+    first = [name if len(name) <= _MAX_NAME else f"{name[:_MAX_NAME]}..." for name in names]
+    more = len(first) - _MAX_NAMES
+    return ", ".join(first[:_MAX_NAMES]) + (f" and {more:,} more" if more > 0 else "")
+
+
 def json_values(text: str, found: LoggedConversations) -> Iterator[Any]:
     """
     Read JSON lines, one JSON value, or several after one another, as exporters of spans print them. The items of a
@@ -113,18 +139,32 @@ def json_values(text: str, found: LoggedConversations) -> Iterator[Any]:
 
 
 def _values(text: str, found: LoggedConversations) -> Iterator[Any]:
+    """From the first value that is broken on, each line that begins one is read by itself, with what is indented."""
     decoder, place = json.JSONDecoder(), 0
-    while True:
-        while place < len(text) and text[place].isspace():
-            place += 1
-        if place == len(text):
-            return
-        try:
+    try:
+        while (place := _SPACE.match(text, place).end()) < len(text):
             value, place = decoder.raw_decode(text, place)
-        except (ValueError, RecursionError):
-            found.refuse("it is not JSON")
-            # The rest of a broken value of several lines is indented.
-            following = re.compile(r"^[{\[]", re.MULTILINE).search(text, text.find("\n", place) + 1 or len(text))
-            place = following.start() if following else len(text)
-            continue
-        yield value
+            yield value
+        return
+    except (ValueError, RecursionError):
+        pass
+    for part in _BEGINNING.split(text[place:]):
+        place = 0
+        if part.startswith("[") and not _is_json(part):
+            found.notes[_CUT] += 1
+            place = 1
+        while (place := _BETWEEN.match(part, place).end()) < len(part):
+            try:
+                value, place = decoder.raw_decode(part, place)
+            except (ValueError, RecursionError):
+                found.refuse("it is not JSON")
+                break
+            yield value
+
+
+def _is_json(text: str) -> bool:
+    try:
+        json.loads(text.rstrip(" \t\r\n,"))
+    except (ValueError, RecursionError):
+        return False
+    return True

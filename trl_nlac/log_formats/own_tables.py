@@ -15,7 +15,7 @@ from ..chat.tool_calls import parse_tool_calls
 from ..episodes.conversations import conversation
 from ..replay.files import read_episodes
 from .chat import read_conversations
-from .logged import LoggedConversations
+from .logged import LoggedConversations, listed
 
 
 _BUFFER = {"token_ids", "turns", "opening"}
@@ -43,7 +43,7 @@ def read_parquet(
     except pa.ArrowException as error:
         raise ValueError(f"{path} is not a parquet file that can be read: {error}") from error
     if rows is None:
-        raise ValueError(f"{path} has neither `messages` nor episodes; its columns are {', '.join(sorted(columns))}.")
+        raise ValueError(f"{path} has neither `messages` nor episodes; its columns are {listed(sorted(columns))}.")
     if _TABLE <= columns:
         for row in rows:
             try:

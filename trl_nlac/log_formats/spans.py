@@ -12,9 +12,10 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from ..gateway.parsed_json import parse_json
 from ..types import Message
 from .calls import ModelCall, add_conversations
-from .logged import LoggedConversations, UnreadableError, read_outcome
+from .logged import LoggedConversations, UnreadableError, listed, read_outcome
 from .messages import read_message, read_messages
 
 
@@ -86,8 +87,10 @@ def _joined(values: Iterable[Any], found: LoggedConversations) -> list[_Span]:
             found.refuse("it is no span")
             continue
         alone = [value] if "attributes" in value else []
-        spans += _readable(_span, [*alone, *_below(value, ("resourceSpans", "scopeSpans", "spans"), found)], found)
-        records += _readable(_record, _below(value, ("resourceLogs", "scopeLogs", "logRecords"), found), found)
+        in_batch = _below(value, ("resourceSpans", "scopeSpans", "spans"), found)
+        spans += _readable(_span, found.shallow([*alone, *in_batch]), found)
+        in_batch = _below(value, ("resourceLogs", "scopeLogs", "logRecords"), found)
+        records += _readable(_record, found.shallow(in_batch), found)
     by_id = {(span.trace, span.id): span for span in spans if span.id}
     for record in sorted(records, key=_time):
         span = by_id.get((record.trace, record.id))
@@ -198,7 +201,7 @@ def _outcomes(
     if name is not None:
         return scores[name]
     if len(scores) > 1:
-        raise ValueError(f"the spans have several evaluations, {', '.join(scores)}: choose one with --outcome")
+        raise ValueError(f"the spans have several evaluations, {listed(scores)}: choose one with --outcome")
     return next(iter(scores.values()), {})
 
 
@@ -328,8 +331,8 @@ def _parsed(value: Any, default: Any = ()) -> Any:
     """A structure of an attribute, which can be JSON text."""
     if isinstance(value, str):
         try:
-            return json.loads(value)
-        except (ValueError, RecursionError) as error:
+            return parse_json(value)
+        except ValueError as error:
             raise UnreadableError("the messages of a call are not JSON: were they cut?") from error
     return default if value is None else value
 

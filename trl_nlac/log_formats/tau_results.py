@@ -29,7 +29,7 @@ def read_results(values: Iterable[Any], outcome: str | None, found: LoggedConver
     Read runs of τ-bench: `task_id`, `reward`, `traj` (the messages) and `info`. A run that an error ended has no
     outcome, although its reward is 0.
     """
-    for value in values:
+    for value in found.shallow(values):
         try:
             if not is_result(value):
                 raise UnreadableError("it is no run of τ-bench")
@@ -57,7 +57,7 @@ def read_simulations(values: Iterable[Any], outcome: str | None, found: LoggedCo
             found.refuse("it is no result of τ²-bench")
             continue
         policy = _policy(value.get("info"))
-        for simulation in value["simulations"]:
+        for simulation in found.shallow(value["simulations"]):
             try:
                 found.add(_simulation(simulation, policy, outcome, found))
             except ValueError as error:

@@ -26,7 +26,8 @@ class EnvironmentOptions:
             hold up one another and training; `"ray"`, each in a process of a Ray cluster, on all its machines.
         environment_timeout (`float`, *optional*, defaults to `300.0`):
             Seconds after which making an environment, its `reset`, `step` or final reward, or the reward functions
-            count as hanging: the episode is truncated and the instance is discarded. At least 0.01. If `None`, never.
+            count as hanging: the episode is truncated and the instance is discarded. At least 0.01. If `None`, never:
+            then one that hangs, or a server that sends nothing or without end, holds the run up for ever.
 
     Raises:
         ValueError: If a value is out of range; the message names the option.

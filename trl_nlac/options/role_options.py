@@ -11,6 +11,7 @@ from transformers.utils import cached_file
 
 from ..secrets import hide_secrets
 from ..terminal import shown
+from ..written_files import replaced
 from .checks import as_float, as_whole, check, check_between, check_choices, check_types, is_json
 from .documented import documented
 
@@ -206,7 +207,8 @@ class RoleOptions:
     def save_pretrained(self, directory: str | Path) -> None:
         """Write the options next to a model, for [`RoleOptions.from_pretrained`]."""
         options = hide_secrets({option.name: vars(self)[option.name] for option in fields(RoleOptions)})
-        Path(directory, ROLES_FILE).write_text(json.dumps(options, indent=2) + "\n", encoding="utf-8")
+        with replaced(Path(directory, ROLES_FILE)) as written:
+            written.write_text(json.dumps(options, indent=2) + "\n", encoding="utf-8")
 
 
 def _check_generation_kwargs(kwargs: dict[str, Any]) -> None:

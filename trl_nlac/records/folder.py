@@ -5,7 +5,6 @@
 import json
 import logging
 import math
-import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +17,7 @@ from transformers import TrainerCallback
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from ..types import RunRefused
+from ..written_files import append_line, refuse_links, replaced
 
 
 logger = logging.getLogger(__name__)
@@ -80,11 +80,8 @@ class TrainingLogCallback(TrainerCallback):
 
     def on_log(self, args, state, control, logs=None, **kwargs):
         if state.is_world_process_zero and self.is_on:
-            path = Path(args.output_dir, TRAINING_LOG)
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with open(path, "a") as file:
-                line = {"step": state.global_step, **{name: _finite(value) for name, value in logs.items()}}
-                file.write(json.dumps(line, default=float) + "\n")
+            line = {"step": state.global_step, **{name: _finite(value) for name, value in logs.items()}}
+            append_line(Path(args.output_dir, TRAINING_LOG), json.dumps(line, default=float))
 
 
 def check_unused(run: str | Path) -> None:
@@ -121,8 +118,12 @@ def set_aside(run: str | Path, step: int, recorded: int, with_model: bool = Fals
             Last step at which training wrote its records before that. The checkpoint has those of the steps since.
         with_model (`bool`, *optional*, defaults to `False`):
             Whether a model that is saved in the folder is moved, too.
+
+    Raises:
+        RunRefused: If the folder has links out of it.
     """
     run = Path(run)
+    refuse_links(run)
     logs = {name: _split(run / name, step) for name in (TRAINING_LOG, WARNINGS)}
     files = [path for found, path in checkpoints(run).items() if found > step]
     files += _later_files(run, step, recorded)
@@ -136,18 +137,15 @@ def set_aside(run: str | Path, step: int, recorded: int, with_model: bool = Fals
     for name, (before, later) in logs.items():
         if later:
             (aside / name).write_bytes(b"".join(later))
-            written = run / f"{name}.new"
-            written.write_bytes(b"".join(before))
-            os.replace(written, run / name)  # a process that is killed meanwhile leaves one or the other
+            with replaced(run / name) as written:  # a process that is killed meanwhile leaves one or the other
+                written.write_bytes(b"".join(before))
     logger.warning(f"Training starts at step {max(0, step)}: what {run} had of other steps is now in {aside}.")
 
 
 def write_table(table: pa.Table, path: Path) -> None:
     """Write a table as parquet. A process that is killed meanwhile leaves the file that was there before."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    written = path.with_name(f".{path.name}.new")
-    pq.write_table(table, written, compression="zstd", write_page_checksum=True)
-    os.replace(written, path)
+    with replaced(path) as written:
+        pq.write_table(table, written, compression="zstd", write_page_checksum=True)
 
 
 def _new_folder(parent: Path) -> Path:

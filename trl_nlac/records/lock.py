@@ -13,6 +13,7 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from ..types import RunRefused
+from ..written_files import refuse_links
 
 
 logger = logging.getLogger(__name__)
@@ -32,10 +33,11 @@ def locked(run: str | Path) -> Iterator[None]:
             Folder of the run, made if it does not exist.
 
     Raises:
-        RunRefused: If another run holds the lock, or if its file is a link.
+        RunRefused: If another run holds the lock, or if the folder has links out of it.
     """
     path = Path(run, LOCK)
     path.parent.mkdir(parents=True, exist_ok=True)
+    refuse_links(path.parent)
     # What is not locked by the system stays locked after a crash: no fallback.
     lock = FileLock(path, blocking=False, thread_local=False, fallback_to_soft=False, on_acquired=_sign)
     try:

@@ -17,6 +17,7 @@ from .folder import END_OF_TRAINING
 
 logger = logging.getLogger(__name__)
 
+MAX_LINES = 20  # whose numbers are named
 _OF_FUNCTION = re.compile(r"eval_(?:.+_)?rewards/.+/(?:mean|std)")  # whose name may look like that of a group
 _EVALUATION = re.compile(r"eval_(?:(?P<dataset>.+)_)?(?P<metric>(?:critic|environment|episode|oracle)/.+)")
 
@@ -89,7 +90,9 @@ def read_log(path: Path) -> TrainingLog:
             seconds += row.get("train_runtime", 0.0)
             has_ended = True
     if unreadable:
-        logger.warning(f"{path}: these lines are no logs and are left out: {', '.join(map(str, unreadable))}.")
+        first, more = ", ".join(map(str, unreadable[:MAX_LINES])), len(unreadable) - MAX_LINES
+        others = f" and {more:,} more" if more > 0 else ""
+        logger.warning(f"{path}: these lines are no logs and are left out: {first}{others}.")
     return TrainingLog(training, find_evaluations(rows), seconds if has_ended else None, unreadable)
 
 

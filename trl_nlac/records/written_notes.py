@@ -12,6 +12,7 @@ from typing import Any
 
 from ..nlac_config import NLACConfig
 from ..secrets import hide_in_text, hide_secrets
+from ..written_files import append_line, replaced
 from .folder import SETTINGS, WARNINGS
 
 
@@ -38,9 +39,8 @@ def write_settings(args: NLACConfig, model: str) -> None:
             is_chosen = value != default and not is_filled_in and field.name not in args.filled_in
             (chosen if is_chosen else others)[field.name] = values[field.name]
     settings = {"model": hide_in_text(model), "chosen": chosen, "others": others}
-    path = Path(args.output_dir, SETTINGS)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(settings, indent=1, default=str) + "\n", encoding="utf-8")
+    with replaced(Path(args.output_dir, SETTINGS)) as written:
+        written.write_text(json.dumps(settings, indent=1, default=str) + "\n", encoding="utf-8")
 
 
 @contextmanager
@@ -71,8 +71,6 @@ class _Notes(logging.Handler):
         self.num_left -= 1
         try:
             line = {"step": self.step(), "message": hide_in_text(record.getMessage().removeprefix(_PREFIX))}
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            with open(self.path, "a", encoding="utf-8", errors="replace") as file:
-                file.write(json.dumps(line) + "\n")
+            append_line(self.path, json.dumps(line))
         except Exception:
             self.handleError(record)  # as any handler: a full disk must not end the run

@@ -120,7 +120,7 @@ def role_charts(log: TrainingLog) -> list[Chart]:
     formats = [name for name in _names(log.training) if name.endswith("/format_rate")]
     formats = [_curve(log.training, name, role := name.split("/")[0], _ROLES.get(role, "grey")) for name in formats]
     healths = [
-        _curve(log.training, name, words := _words(name), _ROLES.get(words.split()[0], "grey"))
+        _curve(log.training, name, words := _words(name), _ROLES.get(words.partition(" ")[0], "grey"))
         for name in _names(log.training, "health/")
     ]
     verdicts = [_curve(log.training, name, *label) for name, label in _VERDICTS.items()]
@@ -192,8 +192,14 @@ def comparison_charts(logs: dict[str, TrainingLog]) -> list[Chart]:
 
 
 def _with_data(*charts: Chart) -> list[Chart]:
-    charts = [replace(chart, series=[series for series in chart.series if series.x]) for chart in charts]
+    charts = [replace(chart, series=[series for series in chart.series if _can_be_drawn(series)]) for chart in charts]
     return [chart for chart in charts if chart.series]
+
+
+def _can_be_drawn(series: Series) -> bool:
+    """Whether there are points, none of which became infinite by averaging."""
+    parts = (series.x, series.y, series.low or [], series.high or [])
+    return bool(series.x) and all(math.isfinite(value) for part in parts for value in part)
 
 
 def _names(rows: Rows, start: str = "", end: str = "") -> list[str]:

@@ -10,9 +10,9 @@ from pathlib import Path
 from ..records.folder import TRAINING_LOG
 from ..records.log import read_log
 from .charts import axis_of, comparison_charts
-from .rendering import write_page
-from .run_summary import TOKEN_KINDS, summarize
-from .shown_notes import read_settings
+from .rendering import Parts, write_page
+from .run_summary import TOKEN_KINDS, empty_summary, summarize
+from .shown_notes import Settings, read_settings
 
 
 _STYLES = ("page.css",)
@@ -41,16 +41,24 @@ def write_comparison(
     """
     folders = [Path(run).resolve() for run in runs]
     names = short_names(folders)
+    parts = Parts()
     logs = [read_log(folder / TRAINING_LOG) for folder in folders]
     for folder, log in zip(folders, logs, strict=True):
         if not (log.training or log.evaluations):
             raise ValueError(f"`run` is {folder}, which has no readable {TRAINING_LOG}. Leave it out.")
-    settings = [read_settings(folder) for folder in folders]
+    settings = [
+        parts.make("settings", lambda folder=folder: read_settings(folder), Settings(None, {}, {}))
+        for folder in folders
+    ]
     options = [{**of_run.others, **of_run.chosen} for of_run in settings]
     known = dict.fromkeys(name for of_run in options for name in of_run)
     different = {name: [of_run.get(name) for of_run in options] for name in known}
     axis = axis_of(*logs)
-    charts = comparison_charts(dict(zip(names, logs, strict=True)))
+    charts = parts.make("charts", lambda: comparison_charts(dict(zip(names, logs, strict=True))), [])
+    summaries = [
+        parts.make("summary", lambda folder=folder, log=log: summarize(folder, log), empty_summary(folder))
+        for folder, log in zip(folders, logs, strict=True)
+    ]
     refresh = refresh if any(log.seconds is None for log in logs) else None
     return write_page(
         Path(output),
@@ -60,7 +68,8 @@ def write_comparison(
         {"axis": axis, "charts": {"comparison": [asdict(chart) for chart in charts]}, "refresh": refresh},
         axis=axis,
         names=names,
-        summaries=[summarize(folder, log) for folder, log in zip(folders, logs, strict=True)],
+        summaries=summaries,
+        failed=parts.failed,
         models=[of_run.model for of_run in settings],
         different={name: values for name, values in different.items() if len(set(values)) > 1},
         token_kinds=TOKEN_KINDS,

@@ -11,10 +11,10 @@ from ..records.log import TrainingLog, read_log
 from .calibration import first_and_last
 from .charts import MAX_POINTS, axis_of, critic_charts, learning_charts, role_charts, time_charts, training_charts
 from .highlights import find_highlights
-from .rendering import write_page
+from .rendering import Parts, write_page
 from .run_files import Episodes, read_episodes
-from .run_summary import spent_tokens, summarize
-from .shown_notes import read_settings, read_warnings
+from .run_summary import empty_summary, spent_tokens, summarize
+from .shown_notes import Settings, read_settings, read_warnings
 
 
 MAX_TASKS = 40  # of a dataset, in the table of tasks over time
@@ -63,29 +63,39 @@ def write_report(run: str | Path, output: str | Path | None = None, refresh: int
     if not run.is_dir():
         raise ValueError(f"`run` is {run}, and there is no such folder.")
     output = run / "report.html" if output is None else Path(output)
-    log, episodes = read_log(run / TRAINING_LOG), read_episodes(run)
+    parts = Parts()
+    log = parts.make("log", lambda: read_log(run / TRAINING_LOG), TrainingLog([], {}, None, []))
+    episodes = parts.make("episodes", lambda: read_episodes(run), Episodes([], 0, 0, {}, {}, None, {}, []))
     if not any([log.training, log.evaluations, episodes.shown]):
         raise ValueError(
             f"`run` is {run}, which has no readable {TRAINING_LOG}, {COMPLETIONS}/*.parquet or {AUDIT}/*.parquet. "
             "Pass the `output_dir` of a training run that has logged at least once."
         )
-    return _write(run, log, episodes, output, refresh if log.seconds is None else None)
+    return _write(run, log, episodes, output, refresh if log.seconds is None else None, parts)
 
 
-def _write(run: Path, log: TrainingLog, episodes: Episodes, output: Path, refresh: int | None) -> Path:
+_CHARTS = {
+    "learning": learning_charts,
+    "training": training_charts,
+    "roles": role_charts,
+    "critic": critic_charts,
+    "time": time_charts,
+}
+
+
+def _write(
+    run: Path, log: TrainingLog, episodes: Episodes, output: Path, refresh: int | None, parts: Parts
+) -> Path:
     axis = axis_of(log)
     charts = {
-        "learning": learning_charts(log),
-        "training": training_charts(log),
-        "roles": role_charts(log),
-        "critic": critic_charts(log),
-        "time": time_charts(log),
+        key: parts.make(f"charts of {key}", lambda make=make: [asdict(chart) for chart in make(log)], [])
+        for key, make in _CHARTS.items()
     }
-    reliability = first_and_last(episodes.verdicts)
-    highlights = find_highlights(episodes.shown, episodes.first_success)
+    reliability = parts.make("reliability", lambda: first_and_last(episodes.verdicts), [])
+    highlights = parts.make("highlights", lambda: find_highlights(episodes.shown, episodes.first_success), [])
     data = {
         "axis": axis,
-        "charts": {key: [asdict(chart) for chart in group] for key, group in charts.items()},
+        "charts": charts,
         "reliability": [[asdict(evaluation) for evaluation in evaluations] for evaluations in reliability],
         "episodes": episodes.shown,
         "tasks": {dataset: dict(sorted(tasks.items())[:MAX_TASKS]) for dataset, tasks in episodes.tasks.items()},
@@ -99,11 +109,12 @@ def _write(run: Path, log: TrainingLog, episodes: Episodes, output: Path, refres
         _STYLES,
         _SCRIPTS,
         data,
-        summary=summarize(run, log),
-        settings=read_settings(run),
-        warnings=read_warnings(run),
+        summary=parts.make("summary", lambda: summarize(run, log), empty_summary(run)),
+        settings=parts.make("settings", lambda: read_settings(run), Settings(None, {}, {})),
+        warnings=parts.make("warnings", lambda: read_warnings(run), {}),
         num_failed=sum(failures.count for failures in episodes.failures.values()),
-        spent=spent_tokens(log.training[-1]) if log.training else None,
+        spent=parts.make("tokens", lambda: spent_tokens(log.training[-1]) if log.training else None, None),
+        failed=parts.failed,
         log=log,
         charts=charts,
         axis=axis,

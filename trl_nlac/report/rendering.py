@@ -5,18 +5,46 @@
 import base64
 import hashlib
 import json
-import os
-from collections.abc import Sequence
+import logging
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import jinja2
 
 from ..secrets import hide_secrets
+from ..terminal import printable_traceback
+from ..written_files import replaced
 
+
+logger = logging.getLogger(__name__)
+
+Part = TypeVar("Part")
 
 _HERE = Path(__file__).parent
 _ESCAPES = {ord(character): f"\\u{ord(character):04x}" for character in "<>&"}
+
+
+class Parts:
+    """
+    Makes the parts of a page, each by itself: files that anybody can have written stop none but their own.
+
+    Attributes:
+        failed (`list[str]`):
+            Names of the parts that could not be made.
+    """
+
+    def __init__(self):
+        self.failed: list[str] = []
+
+    def make(self, name: str, make: Callable[[], Part], otherwise: Part) -> Part:
+        """Make a part. One that cannot be made becomes `otherwise`."""
+        try:
+            return make()
+        except Exception as error:
+            logger.warning("The page lacks a part, %s.\n%s", name, printable_traceback(error))
+            self.failed.append(name)
+            return otherwise
 
 
 def write_page(
@@ -44,10 +72,8 @@ def write_page(
         data=_json(hide_secrets(data)),
         **values,
     )
-    output.parent.mkdir(parents=True, exist_ok=True)
-    written = output.with_name(f".{output.name}.new")
-    written.write_text(page, encoding="utf-8", errors="replace")  # names can have lone surrogates
-    os.replace(written, output)
+    with replaced(output) as written:
+        written.write_text(page, encoding="utf-8", errors="replace")  # names can have lone surrogates
     return output
 
 

@@ -2,6 +2,7 @@
 
 """Selection of a run's episodes from its parquet files, without loading all of them."""
 
+import json
 import logging
 import math
 from collections import Counter, defaultdict
@@ -162,7 +163,7 @@ class _Files:
         """Name the file where something in it is odd, and go on after it."""
         try:
             yield
-        except (pa.ArrowException, OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        except (pa.ArrowException, OSError, ValueError, TypeError, KeyError, AttributeError, ArithmeticError) as error:
             if file.path.name not in self.unreadable:
                 reason = " ".join(str(error).split())
                 logger.warning("%s", printable(f"{file.path} is damaged, and a part of it is left out: {reason}"))
@@ -194,7 +195,7 @@ def _look_at_training(files: _Files, completions: list[_File]) -> Iterator[_Plac
             with files.skipping(file):
                 files.note_failure(row)
                 succeeded = row["failure"] is None and bool(row["success"])
-                yield _Place(int(row["step"]), (row["process"], row["episode"]), file, i, succeeded)
+                yield _Place(int(row["step"]), _key(row), file, i, succeeded)
 
 
 def _look_at_audits(files: _Files, audits: list[_File]) -> dict[Key, int]:
@@ -203,7 +204,7 @@ def _look_at_audits(files: _Files, audits: list[_File]) -> dict[Key, int]:
     for file in audits:
         for _, row in files.rows(file, _KEYS):
             with files.skipping(file):
-                steps.setdefault((row["process"], row["episode"]), int(row["step"]))
+                steps.setdefault(_key(row), int(row["step"]))
     return steps
 
 
@@ -257,9 +258,9 @@ def _read(files: _Files, places: list[_Place], audits: list[_File]) -> Iterator[
     for file in audits:
         for _, row in files.rows(file):
             with files.skipping(file):
-                if (row["process"], row["episode"]) in keys:
-                    audited_episode([row])  # a damaged sample costs itself alone
-                    samples[row["process"], row["episode"]].append(row)
+                if _key(row) in keys:
+                    _as_data(audited_episode([row]))  # a damaged sample costs itself alone
+                    samples[_key(row)].append(row)
     chosen = defaultdict(set)
     for place in places:
         if place.file is not None:
@@ -273,4 +274,19 @@ def _read(files: _Files, places: list[_Place], audits: list[_File]) -> Iterator[
         elif (place.file, place.row) in rows:
             split = "eval" if place.file.kind else "train"
             with files.skipping(place.file):
-                yield place, played_episode(rows[place.file, place.row], split, place.file.dataset, of_it)
+                yield place, _as_data(played_episode(rows[place.file, place.row], split, place.file.dataset, of_it))
+
+
+def _key(row: dict[str, Any]) -> Key:
+    return int(row["process"]), int(row["episode"])
+
+
+def _as_data(episode: dict[str, Any]) -> dict[str, Any]:
+    """
+    Return an episode that the page can hold.
+
+    Raises:
+        ValueError, TypeError: If it has values of which there is no JSON.
+    """
+    json.dumps(episode, allow_nan=False)
+    return episode

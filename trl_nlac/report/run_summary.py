@@ -47,6 +47,11 @@ class Summary:
     unreadable: list[str]  # names of files that could not be read
 
 
+def empty_summary(run: Path) -> Summary:
+    """The summary of a run of which nothing could be read."""
+    return Summary(run.name, None, 0, 0, {}, None, [], None, [])
+
+
 def summarize(run: Path, log: TrainingLog) -> Summary:
     """Summarize a run from its log and the model in its folder."""
     rows = [*log.training, *(row for rows in log.evaluations.values() for row in rows)]

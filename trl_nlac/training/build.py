@@ -81,6 +81,11 @@ def make_environments(
         args.environment_timeout,
         workers=args.environment_workers,
     )
+    if environments and args.environment_timeout is None:
+        logger.warning(
+            "`environment_timeout=None`: one environment, agent or server that hangs holds the run up for ever. Set it "
+            "to more seconds than the slowest call needs."
+        )
     if args.async_rollouts and not environments:
         raise ValueError("`async_rollouts=True` requires an `environment_factory`.")
     if environments.brings_tools and not args.keep_history:

@@ -4,7 +4,6 @@
 
 import hashlib
 import json
-import os
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from typing import Any
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from ..types import RunRefused
+from ..written_files import replaced
 
 
 MANIFEST = "nlac_manifest.json"
@@ -32,9 +32,8 @@ def write_manifest(checkpoint: Path) -> None:
             path.relative_to(checkpoint).as_posix(): {"size": path.stat().st_size, "sha256": digest}
             for path, digest in zip(paths, threads.map(checksum, paths), strict=True)
         }
-    written = checkpoint / f"{MANIFEST}.new"
-    written.write_text(json.dumps({"files": files, "sha256": _digest(files)}, indent=1) + "\n")
-    os.replace(written, checkpoint / MANIFEST)
+    with replaced(checkpoint / MANIFEST) as written:
+        written.write_text(json.dumps({"files": files, "sha256": _digest(files)}, indent=1) + "\n")
 
 
 def check_manifest(checkpoint: Path) -> None:

@@ -18,6 +18,7 @@ from transformers.utils import ADAPTER_SAFE_WEIGHTS_NAME
 from ..private_names import _BaseTrainer
 from ..rendezvous import Rendezvous
 from ..shards import has_finite_weights
+from ..types import RunRefused
 from .manifest import checkpoint_of, write_manifest
 
 
@@ -175,9 +176,16 @@ def _appears(path: Path) -> bool:
 
 
 def recover(run_dir: Path) -> None:
-    """Clean up after a process that was killed while it saved."""
+    """
+    Clean up after a process that was killed while it saved.
+
+    Raises:
+        RunRefused: If the folder in which it saved is a link.
+    """
     aside = run_dir / _ASIDE
-    for replaced in aside.glob(f"{_REPLACED}*"):
+    if aside.is_symlink():
+        raise RunRefused(f"{str(aside)!r} is a link, which no run makes. Remove it.")
+    for replaced in aside.glob(f"{_REPLACED}{PREFIX_CHECKPOINT_DIR}-*"):
         checkpoint = run_dir / replaced.name.removeprefix(_REPLACED)
         if not checkpoint.exists():
             replaced.rename(checkpoint)

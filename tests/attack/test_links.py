@@ -1,0 +1,196 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""Folders that others filled: a link at any name that the package writes is refused or replaced, never followed."""
+
+import os
+import re
+import sys
+from pathlib import Path
+
+import pytest
+from helpers.report_utils import training_row, write_log
+from helpers.testing_utils import make_trainer
+
+from trl_nlac import NLACPrompts
+from trl_nlac.agent.guard import Guard
+from trl_nlac.cli.main import main
+from trl_nlac.cli.origin import note_origin
+from trl_nlac.options.role_options import RoleOptions
+from trl_nlac.records.folder import TrainingLogCallback, set_aside
+from trl_nlac.records.lock import locked
+from trl_nlac.report import write_comparison, write_report
+from trl_nlac.training.manifest import write_manifest
+from trl_nlac.training.saving import recover
+from trl_nlac.types import RunRefused
+
+
+MINE = "what only I may change"
+FRESH = re.compile(r"_[0-9a-f]{32}\.new")
+_WATCHED: list[tuple[Path, set[str]]] = []
+
+
+def _note(event: str, arguments: tuple) -> None:
+    """Note what is opened for writing, made or renamed, by any code in Python."""
+    if not _WATCHED or event not in ("open", "os.mkdir", "os.rename"):
+        return
+    if event == "open" and not (isinstance(arguments[2], int) and arguments[2] & (os.O_WRONLY | os.O_RDWR)):
+        return
+    folder, names = _WATCHED[-1]
+    for path in arguments[: 1 + (event == "os.rename")]:
+        if isinstance(path, str | os.PathLike) and Path(path).is_relative_to(folder):
+            names.add(str(Path(path).relative_to(folder)))
+
+
+sys.addaudithook(_note)
+
+
+def written_by(action, folder: Path) -> set[str]:
+    """The names in a folder that an action writes: those that Python saw, and what is there at the end."""
+    names: set[str] = set()
+    _WATCHED.append((folder, names))
+    try:
+        action()
+    finally:
+        _WATCHED.pop()
+    names |= {str(path.relative_to(folder)) for path in folder.rglob("*")}
+    return {name for name in names if not FRESH.search(name) and name != "."}
+
+
+def plant(folder: Path, name: str, outside: Path) -> None:
+    """Put a link at a name, to a file or a folder of somebody else."""
+    path = folder / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.symlink_to(outside / ("file" if path.suffix or name == "_lock" else "folder"))
+
+
+def make_outside(parent: Path) -> Path:
+    outside = parent / "outside"
+    (outside / "folder" / "replaced-checkpoint-9").mkdir(parents=True)
+    for path in (outside / "file", outside / "folder" / "mine.txt"):
+        path.write_text(MINE)
+    return outside
+
+
+def is_untouched(outside: Path) -> bool:
+    found = sorted(str(path.relative_to(outside)) for path in outside.rglob("*"))
+    texts = {(outside / name).read_text() for name in ("file", "folder/mine.txt")}
+    return found == ["file", "folder", "folder/mine.txt", "folder/replaced-checkpoint-9"] and texts == {MINE}
+
+
+def test_training_follows_no_link(tmp_path):
+    """At all names that a run with all records writes, found by tracing one."""
+    options = {
+        **{"max_steps": 4, "save_strategy": "steps", "save_steps": 2, "logging_steps": 1, "save_total_limit": 1, "max_turns": 2},
+        **{"log_completions": True, "audit_samples": 2},
+    }
+    outside = make_outside(tmp_path)
+    trainer = make_trainer(tmp_path / "whole", options)
+
+    def train():
+        trainer.train()
+        trainer.save_model()
+
+    names = written_by(train, tmp_path / "whole")
+    assert {"training_log.jsonl", "_settings.json", "_lock", "model.safetensors", "nlac_prompts.json"} <= names
+    assert {"completions", "_audit", "_incomplete"} <= names
+    names |= {"README.md", "_superseded", "_warnings.jsonl", "_incomplete/replaced-checkpoint-9"}
+    # What is written into a new folder, once that of a crash is deleted, cannot have been there.
+    names = {name for name in names if not name.startswith(("checkpoint-", "_incomplete/checkpoint-"))}
+    for i, name in enumerate(sorted(names)):
+        run = tmp_path / str(i)
+        plant(run, name, outside)
+        trainer.args.output_dir = str(run)
+        with pytest.raises(RunRefused, match="is a link"):
+            trainer.train()
+        assert is_untouched(outside), name
+    # A user who keeps a checkpoint elsewhere resumes from it, and loses nothing of it.
+    run = tmp_path / "linked"
+    run.mkdir()
+    (checkpoint,) = (tmp_path / "whole").glob("checkpoint-*")
+    before = sorted(path.name for path in checkpoint.iterdir())
+    (run / checkpoint.name).symlink_to(checkpoint)
+    (run / "latest").symlink_to(checkpoint.name)
+    with pytest.raises(RunRefused, match="is a link out of the folder"):
+        with locked(run):
+            pass
+    (run / "latest").unlink()
+    with locked(run):
+        set_aside(run, 0, 0)
+    assert sorted(path.name for path in checkpoint.iterdir()) == before
+
+
+def write_run(run: Path) -> None:
+    write_log(run, [training_row(step, **{"critic/loss": 1.0}) for step in (1, 2)])
+
+
+WRITERS = {
+    "report": (lambda run: write_report(run), ["report.html", ".report.html.new"]),
+    "comparison": (
+        lambda run: write_comparison([run, run.parent / "other"], run / "comparison.html"),
+        ["comparison.html", ".comparison.html.new"],
+    ),
+    "log set aside": (lambda run: set_aside(run, 1, 1), ["training_log.jsonl.new"]),
+    "origin": (
+        lambda run: note_origin(run, [], {}, str(run.parent / "tasks.jsonl")),
+        ["_nlac_run.json", "_nlac_tasks.jsonl"],
+    ),
+    "prompts": (lambda run: NLACPrompts().save_pretrained(run), ["nlac_prompts.json"]),
+    "roles": (lambda run: RoleOptions().save_pretrained(run), ["nlac_roles.json"]),
+    "guard": (lambda run: Guard().save_pretrained(run), ["nlac_guard.json"]),
+    "manifest": (write_manifest, ["nlac_manifest.json", "nlac_manifest.json.new"]),
+    "log": (
+        lambda run: TrainingLogCallback().on_log(State(run), State(run), None, {"loss": 1.0}),
+        ["training_log.jsonl"],
+    ),
+    "recovery": (recover, ["_incomplete", "_incomplete/replaced-checkpoint-9"]),
+}
+
+
+class State:
+    is_world_process_zero, global_step = True, 1
+
+    def __init__(self, run):
+        self.output_dir = str(run)
+
+
+@pytest.mark.parametrize("writer", WRITERS)
+def test_writers_follow_no_link(tmp_path, writer):
+    write, known = WRITERS[writer]
+    outside = make_outside(tmp_path)
+    (tmp_path / "tasks.jsonl").write_text('{"number": 1}\n')
+    for name in ("run", "other"):
+        write_run(tmp_path / name)
+    names = written_by(lambda: write(tmp_path / "run"), tmp_path / "run") - {"training_log.jsonl"}
+    for i, name in enumerate(sorted({*names, *known})):
+        run = tmp_path / f"planted{i}"
+        if name != "training_log.jsonl":
+            write_run(run)
+        plant(run, name, outside)
+        try:
+            write(run)
+        except (RunRefused, FileExistsError):
+            pass
+        if writer == "recovery" and name == "_incomplete/replaced-checkpoint-9":
+            assert (run / "checkpoint-9").is_symlink()  # it moved the link, and nothing through it
+        assert is_untouched(outside), name
+
+
+def test_a_report_does_not_become_a_file_of_the_user(tmp_path):
+    run, mine = tmp_path / "run", tmp_path / "authorized_keys"
+    write_run(run)
+    mine.write_text(MINE)
+    for name in ("report.html", ".report.html.new"):
+        (run / name).symlink_to(mine)
+    (run / "_settings.json").write_text('{"model": "m", "chosen": {"seed": "\\nssh-ed25519 AAAA\\n"}, "others": {}}')
+    assert main(["report", str(run)]) == 0
+    assert mine.read_text() == MINE and not (run / "report.html").is_symlink()
+
+
+def test_improve_refuses_a_folder_with_links(tmp_path, capsys, monkeypatch):
+    outside = make_outside(tmp_path)
+    (tmp_path / "logs.jsonl").write_text("{}\n")
+    for name in ("logs", "model", "report.html", "improve.json.new", "logs/held_out.jsonl"):
+        plant(tmp_path / name.replace("/", "_"), name, outside)
+        words = [str(tmp_path / "logs.jsonl"), "--output_dir", str(tmp_path / name.replace("/", "_"))]
+        assert main(["improve", *words]) == 2
+        assert "is a link out of the folder" in capsys.readouterr().err and is_untouched(outside)

@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""How files are written into folders that others can have filled: no link in them is followed."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from uuid import uuid4
+
+from .types import RunRefused
+
+
+@contextmanager
+def replaced(path: str | Path) -> Iterator[Path]:
+    """
+    Yield the path of a new file, which nobody can know before. Once it is written, it takes the place of `path`, also
+    where that is a link. A reader never sees half of it, and a process that is killed leaves what was there.
+    """
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    written = path.with_name(f"_{uuid4().hex}.new")
+    try:
+        yield written
+        os.replace(written, path)
+    finally:
+        written.unlink(missing_ok=True)
+
+
+def append_line(path: str | Path, line: str) -> None:
+    """
+    Append a line to a file of the package's own.
+
+    Raises:
+        RunRefused: If the file is a link.
+    """
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if path.is_symlink():
+        raise RunRefused(f"{str(path)!r} is a link, which no run makes. Remove it.")
+    with open(path, "a", encoding="utf-8", errors="replace") as file:
+        file.write(line + "\n")
+
+
+def refuse_links(folder: str | Path) -> None:
+    """
+    Look for links in a folder before anything is written into it, by libraries that follow them, too. In checkpoints
+    nothing is written, so these can have links, or be some.
+
+    Raises:
+        RunRefused: If there is one that leads out of the folder.
+    """
+    inside = os.path.realpath(folder) + os.sep
+    for parent, folders, files in os.walk(folder):
+        folders[:] = [name for name in folders if not name.startswith("checkpoint-")]
+        for path in (os.path.join(parent, name) for name in (*folders, *files)):
+            if os.path.islink(path) and not (os.path.realpath(path) + os.sep).startswith(inside):
+                raise RunRefused(f"{path!r} is a link out of the folder, which no run makes. Remove it.")
