@@ -6,6 +6,7 @@ import pytest
 from helpers.log_samples import ASKED, CALL, CALLED, SAID, SEEN, TOOL, request
 
 from trl_nlac.episodes.conversations import write_json_lines
+from trl_nlac.episodes.logs import load_logs
 from trl_nlac.log_formats.chat import read_requests
 from trl_nlac.log_formats.log_files import read_logs
 from trl_nlac.log_formats.logged import LoggedConversations
@@ -231,6 +232,25 @@ class TestFiles:
         (tmp_path / "logs.jsonl").write_text(text, encoding="utf-8-sig")
         found = read_logs([tmp_path], no_buffer)
         assert len(found.rows) == 1 and not found.unreadable
+
+    @pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-32", "latin-1"])
+    def test_other_encodings(self, tmp_path, encoding):
+        """Unicode is seen by its first bytes. Of other bytes nothing is guessed, and the file is named."""
+        rows = [{"messages": [*ASKED, {**SAID, "content": text}], "reward": 1} for text in ("Zürich", "Bern")]
+        text = "\n".join(json.dumps(row, ensure_ascii=False) for row in rows)
+        (tmp_path / "logs.jsonl").write_text(text, encoding=encoding)
+        found = read_logs([tmp_path], no_buffer)
+        read = [row["messages"][-1]["content"] for row in found.rows]
+        if encoding != "latin-1":
+            assert read == ["Zürich", "Bern"] and not found.notes
+            assert load_logs(tmp_path / "logs.jsonl")["messages"][0][-1]["content"] == "Zürich"
+            return
+        assert read == ["Bern"] and found.unreadable == {"it is not JSON": 1}
+        assert list(found.notes) == [
+            "logs.jsonl has text that is not in utf-8, and is not read: write it in UTF-8"
+        ]
+        with pytest.raises(ValueError, match="logs.jsonl is not text in utf-8: write it in UTF-8"):
+            load_logs(tmp_path / "logs.jsonl")
 
     def test_nothing_in_it(self, tmp_path):
         found = read(tmp_path, "hello", "[" * 100_000)

@@ -283,7 +283,7 @@ class ChatTemplate:
     def _cut_scaffold(self, roles: tuple[str, ...], tools: str | None) -> Scaffold:
         """Encode the text before, between and after messages of these roles."""
         messages = [{"role": role, "content": _mark(i)} for i, role in enumerate(roles)]
-        schemas = json.loads(tools) if tools else None
+        schemas = [_described(tool) for tool in json.loads(tools)] if tools else None
         self.check_tools(schemas or [])
         try:
             text = self.plain_text.render(lambda shown: self.render(messages, tools=shown), schemas)
@@ -419,6 +419,13 @@ class ChatTemplate:
 
 def _common_start(first: list[int], second: list[int]) -> list[int]:
     return [one for one, _ in takewhile(lambda pair: pair[0] == pair[1], zip(first, second, strict=False))]
+
+
+def _described(tool: dict[str, Any]) -> dict[str, Any]:
+    """Give a tool the description that some templates read without asking whether there is one."""
+    if isinstance(tool.get("function"), dict):
+        return {**tool, "function": _described(tool["function"])}
+    return {**tool, "description": tool.get("description") or ""}
 
 
 def without_space(text: str) -> str:

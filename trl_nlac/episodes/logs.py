@@ -32,9 +32,15 @@ def load_logs(path: str | Path) -> Dataset:
     types: a date in an argument would become one, an absent key a null.
 
     Raises:
-        ValueError: If a line is not JSON, or rows are malformed.
+        ValueError: If the file is not in UTF-8 or in what its first bytes say, a line is not JSON, or rows are
+            malformed.
     """
-    text = Path(path).read_text(encoding="utf-8-sig")
+    data = Path(path).read_bytes()
+    encoding = json.detect_encoding(data)
+    try:
+        text = data.decode(encoding)
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} is not text in {encoding}: write it in UTF-8. ({error})") from error
     if text.lstrip().startswith("["):
         return logs_dataset(_parse(text, str(path)))
     lines = [(i, line) for i, line in enumerate(text.split("\n"), 1) if line.strip()]
