@@ -166,6 +166,29 @@ class TestRequests:
         assert [row["reward"] for row in found.rows] == [1.0, 1.0, 1.0]
         assert found.unreadable == {"it has no outcome": 1} and list(found.notes.values()) == [2]
 
+    def test_several_outcomes_of_a_session(self, tmp_path):
+        """Each task has its own. One that has none cannot have that of another."""
+        asked = [[{"role": "user", "content": f"task {name}"}] for name in "ABC"]
+        given = ({"reward": 1}, {"reward": 0}, {})
+        found = read(
+            tmp_path, *(request(one, SAID, session_id="s", **own) for one, own in zip(asked, given, strict=True))
+        )
+        assert [(row["messages"][0]["content"], row["reward"]) for row in found.rows] == [("task A", 1), ("task B", 0)]
+        assert found.unreadable == {"its run has several outcomes, and none is its own": 1}
+        assert found.notes["a run with several outcomes: each of its conversations has its own"] == 1
+        goes_on = request([*ASKED, SAID, *asked[0]], SAID, session_id="s", reward=1)
+        found = read(tmp_path, request(ASKED, SAID, session_id="s", reward=0), goes_on)
+        assert [row["reward"] for row in found.rows] == [1.0]
+        assert found.notes == {"a conversation with several outcomes: the last is taken": 1}
+
+    @pytest.mark.parametrize("others", [{"success": False}, {"metadata": {"score": 0}}])
+    def test_several_outcomes_of_a_row(self, tmp_path, others):
+        row = {"messages": [*ASKED, SAID], "reward": 1, **others}
+        (reason,) = read(tmp_path, row).unreadable
+        assert "several outcomes that differ, reward, " in reason and "choose one with --outcome" in reason
+        assert read(tmp_path, row, outcome="reward").rows[0]["reward"] == 1
+        assert read(tmp_path, {**row, "success": True, "metadata": {"score": 1.0}}).rows
+
     def test_a_request_that_is_repeated_begins_no_conversation(self, tmp_path):
         """A client asks again when it got no answer, at once or later. Its first step did not end the run."""
         goes_on = [*ASKED, CALLED, SEEN]
@@ -246,9 +269,7 @@ class TestFiles:
             assert load_logs(tmp_path / "logs.jsonl")["messages"][0][-1]["content"] == "Zürich"
             return
         assert read == ["Bern"] and found.unreadable == {"it is not JSON": 1}
-        assert list(found.notes) == [
-            "logs.jsonl has text that is not in utf-8, and is not read: write it in UTF-8"
-        ]
+        assert list(found.notes) == ["logs.jsonl has text that is not in utf-8, and is not read: write it in UTF-8"]
         with pytest.raises(ValueError, match="logs.jsonl is not text in utf-8: write it in UTF-8"):
             load_logs(tmp_path / "logs.jsonl")
 

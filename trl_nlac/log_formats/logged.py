@@ -56,16 +56,22 @@ def find_outcome(row: dict[str, Any], name: str | None) -> float | None:
     the row's `metadata`. `None` if it has none.
 
     Raises:
-        UnreadableError: If it is no outcome.
+        UnreadableError: If it is no outcome, or there are several that differ.
     """
     if name is not None:
         return read_outcome(_at(row, name))
     metadata = row.get("metadata")
-    for place in (row, metadata if isinstance(metadata, dict) else {}):
-        for known in OUTCOMES:
-            if place.get(known) is not None:
-                return read_outcome(place[known])
-    return None
+    places = (("", row), ("metadata.", metadata if isinstance(metadata, dict) else {}))
+    given = {
+        f"{before}{known}": place[known]
+        for before, place in places
+        for known in OUTCOMES
+        if place.get(known) is not None
+    }
+    outcomes = {known: read_outcome(value) for known, value in given.items()}
+    if len(set(outcomes.values())) > 1:
+        raise UnreadableError(f"it has several outcomes that differ, {', '.join(outcomes)}: choose one with --outcome")
+    return next(iter(outcomes.values()), None)
 
 
 def _at(row: Any, name: str) -> Any:
