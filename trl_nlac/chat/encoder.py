@@ -11,6 +11,7 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from ..types import SPEAKERS, Message
+from .message_reader import first_answer
 from .template import ChatTemplate, Scaffold
 from .tool_calls import call_message, format_tool_calls, is_writable, read_call, read_calls_of, results_in_order
 
@@ -95,7 +96,8 @@ class ChatEncoder:
         unknown = [message["role"] for message in messages if message["role"] not in SPEAKERS]
         if unknown:
             raise ValueError(f"The role {unknown[0]!r} of a message is none of {', '.join(SPEAKERS)}.")
-        starts = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
+        first = first_answer(messages)  # before it, the assistant has only greeted
+        starts = [i for i, message in enumerate(messages) if message["role"] == "assistant" and i >= first]
         if any(end == start + 1 for start, end in pairwise(starts)):
             raise ValueError("Two messages of the assistant follow each other: join them, or add what came between.")
         opening = messages[: starts[0] if starts else len(messages)]

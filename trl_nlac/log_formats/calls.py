@@ -7,9 +7,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+from ..chat.message_reader import read_message
 from ..chat.tool_calls import said
 from ..types import Message
-from .logged import LoggedConversations
+from .logged import LoggedConversations, UnreadableError
 
 
 @dataclass
@@ -31,6 +32,22 @@ class _Conversation:
     outcome: float | None  # of its last call that has one
     is_cut: bool
     outcomes: set[float] = field(default_factory=set)  # of all its calls
+
+
+def read_each(messages: Any, answer: Message) -> tuple[list[Message], Message]:
+    """
+    Read the messages of a call and the answer, each for itself: what they mean together is read with the conversation.
+
+    Raises:
+        UnreadableError: If one is none.
+    """
+    if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):
+        raise UnreadableError("its messages are no list of messages")
+    try:
+        *read, said = [read_message({"role": None, **message}, i) for i, message in enumerate([*messages, answer])]
+    except ValueError as error:
+        raise UnreadableError(str(error)) from error
+    return read, said
 
 
 def add_conversations(calls: Iterable[ModelCall], found: LoggedConversations) -> None:

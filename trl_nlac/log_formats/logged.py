@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..episodes.logs import problem_of_row
+from ..episodes.logs import read_row
 
 
 # Where rows have their outcome, unless an option names another place.
@@ -38,11 +38,12 @@ class LoggedConversations:
 
     def add(self, row: dict[str, Any]) -> None:
         """Add a conversation, if it is one that can be trained on."""
-        problem = "it has no outcome" if row.get("reward") is None else problem_of_row(row)
-        if problem is None:
-            self.rows.append(row)
-        else:
-            self.refuse(problem)
+        try:
+            if row.get("reward") is None:
+                raise UnreadableError("it has no outcome")
+            self.rows.append(read_row(row))
+        except ValueError as error:
+            self.refuse(error)
 
     def refuse(self, reason: object) -> None:
         """Count a conversation that cannot be read."""

@@ -16,9 +16,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..types import Message
-from .calls import ModelCall, add_conversations
+from .calls import ModelCall, add_conversations, read_each
 from .logged import LoggedConversations, UnreadableError, read_outcome
-from .messages import read_message, read_messages
 
 
 _OPERATIONS = ("chat", "generate_content", "text_completion")
@@ -86,7 +85,7 @@ def read_spans(values: Iterable[Any], outcome: str | None, found: LoggedConversa
                 found.refuse("a message of a call whose span is in no file")
             continue
         try:
-            calls.append(_call(span, conversations[span.trace], outcomes, found))
+            calls.append(_call(span, conversations[span.trace], outcomes))
         except _MALFORMED as error:
             found.refuse(error if isinstance(error, UnreadableError) else "a call's messages have an unknown form")
     add_conversations(calls, found)
@@ -260,9 +259,7 @@ def _is_other_call(noted: dict[str, Any]) -> bool:
     return is_kind or any(name in noted for name in _MODELS)
 
 
-def _call(
-    span: _Span, conversations: set[str], outcomes: dict[str | int, float], found: LoggedConversations
-) -> ModelCall:
+def _call(span: _Span, conversations: set[str], outcomes: dict[str | int, float]) -> ModelCall:
     """Read a call; one that names no conversation belongs to the only one of its trace, or else to the trace."""
     if span.attributes.get("error.type"):
         raise UnreadableError("the call of a model failed")
@@ -283,8 +280,7 @@ def _call(
     only = next(iter(conversations)) if len(conversations) == 1 else span.trace
     group = _own_conversation(span) or only
     return ModelCall(
-        read_messages(messages, found),
-        read_message(answers[0]),
+        *read_each(messages, answers[0]),
         _tools(noted.get("gen_ai.tool.definitions") or _indexed(noted, _INDEXED_TOOLS)),
         group,
         outcomes.get(id(span), outcomes.get(group)),
