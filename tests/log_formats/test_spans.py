@@ -304,7 +304,7 @@ class TestLogRecords:
         [row] = found.rows
         assert row["messages"] == [
             {"role": "user", "content": "Weather in Paris?"},
-            {"role": "assistant", "content": None, "tool_calls": calls},
+            {"role": "assistant", "content": "", "tool_calls": calls},
             {"role": "tool", "content": "rainy", "tool_call_id": "call_1"},
             {"role": "assistant", "content": "It rains."},
         ]

@@ -69,7 +69,9 @@ def read_conversation(messages: Any) -> tuple[list[Message], list[int]]:
     ordered, first = [], next((i for i, message in enumerate(read) if message["role"] == "user"), len(read))
     before = [message["role"] for message in read[:first]]
     if before not in ([], ["system"], ["assistant"], ["system", "assistant"]) or first == len(read):
-        raise ValueError(f"it does not begin with a user's message, after at most one of the system: {before}")
+        raise ValueError(
+            "it does not begin with a user's message, after at most one of the system and a greeting of the assistant"
+        )
     if any(message.get("tool_calls") for message in read[:first]):
         raise ValueError("the assistant calls tools before a user has said anything")
     starts = [first, *(i for i, message in enumerate(read) if message["role"] == "assistant" and i > first)]
@@ -166,7 +168,7 @@ def _ordered_turn(start: int, turn: list[Message], is_last: bool) -> list[Messag
     if len(results) > len(calls) or any(message["role"] == "tool" for message in others):
         raise ValueError(f"after message {start}, there is the result of a tool that nothing called")
     if len(results) < len(calls) and not (is_last and not replies):
-        place = f"before message {start + len(turn)}" if not is_last or others else "at its end"
+        place = f"before message {start + 1 + len(results)}" if not is_last or others else "at its end"
         raise ValueError(f"{place}, {len(calls) - len(results)} tool calls have no result")
     try:
         return [said, *(results_in_order(calls, results) if results else []), *others]

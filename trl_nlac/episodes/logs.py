@@ -70,7 +70,7 @@ def logs_dataset(rows: Iterable[dict[str, Any]]) -> Dataset:
         except ValueError as error:
             problems[i] = str(error)
     _refuse(problems, len(given))
-    _warn_of_misspelt({name for row in rows for name in row})
+    _warn_of_misspelt({name for row in given for name in row})
     as_text = {name: [_as_text(row.get(name)) for row in rows] for name in ("task", "tools")}
     return dataset_of(
         [

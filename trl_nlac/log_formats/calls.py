@@ -42,7 +42,7 @@ def read_each(messages: Any, answer: Message) -> tuple[list[Message], Message]:
         UnreadableError: If one is none.
     """
     if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):
-        raise UnreadableError("its messages are no list of messages")
+        raise UnreadableError("there is no list of messages with a `role` each")
     try:
         *read, said = [read_message({"role": None, **message}, i) for i, message in enumerate([*messages, answer])]
     except ValueError as error:
