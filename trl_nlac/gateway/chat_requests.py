@@ -4,12 +4,12 @@
 
 import json
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any
 
 from ..chat.message_reader import in_unicode, read_message, read_question
-from ..chat.tool_calls import said
+from ..chat.tool_calls import read_call, said
 from ..types import Message
 
 
@@ -45,6 +45,11 @@ class Question:
     stop: tuple[str, ...] = ()  # texts before which an answer ends
     is_streamed: bool = False  # whether the answer is sent as events
     body: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def takes_several_calls(self) -> bool:
+        """Whether an answer can call several tools."""
+        return self.body.get("parallel_tool_calls") is not False
 
 
 @dataclass(frozen=True)
@@ -223,3 +228,52 @@ def is_echo(message: Message, reply: Message, stop: tuple[str, ...]) -> bool:
         return False
     given, echoed = said(reply)[1], said(message)[1]
     return given in (echoed, *(echoed.removesuffix(text.strip()).strip() for text in stop))
+
+
+def what_followed(
+    messages: Sequence[Message], reply: Message, stop: tuple[str, ...], given: Set[str]
+) -> tuple[list[Message], bool] | None:
+    """
+    Find what a client added to a reply that it was given, in messages that begin with an echo of the reply. Its calls
+    can come back one by one, each before its result, and some of them not at all.
+
+    Args:
+        messages (`Sequence[dict[str, Any]]`):
+            A part of a history.
+        reply (`dict[str, Any]`):
+            The reply.
+        stop (`tuple[str, ...]`):
+            Texts before which it ended, see [`is_echo`].
+        given (`set[str]`):
+            Ids of all calls that the client was given. An echo with those of another reply is none.
+
+    Returns:
+        `tuple[list[dict[str, Any]], bool]` or `None`: the results of the reply's calls (empty for one that did not
+        come back) and the messages before the next of the assistant, and whether they continue the whole reply.
+    """
+    calls, rest = reply.get("tool_calls") or [], list(messages)
+    places = {call["id"]: i for i, call in enumerate(calls)}
+    echoed: dict[int, tuple[dict[str, Any], str]] = {}  # calls, and their results
+    texts = []
+    while rest and rest[0]["role"] == "assistant" and (calls or not texts):
+        own = rest[0].get("tool_calls") or []
+        ids = [call.get("id") for call in own]
+        found = [places[i] for i in ids if i in places]
+        if not found and not given.intersection(ids):  # the client has left them out, or has its own
+            next_ones = calls[len(echoed) : len(echoed) + len(own)]
+            if list(map(read_call, next_ones)) == list(map(read_call, own)):
+                found = list(range(len(echoed), len(echoed) + len(own)))
+        if bool(own) != bool(calls) or len(found) != len(own) or echoed.keys() & found or len(rest) <= len(own):
+            break
+        texts.append(rest.pop(0)["content"])
+        for place, call in zip(found, own, strict=True):
+            echoed[place] = call, rest.pop(0)["content"]
+    echo = {"role": "assistant", "content": "\n".join(filter(None, texts))}
+    if echoed:
+        echo["tool_calls"] = [echoed[place][0] for place in sorted(echoed)]
+    is_whole = is_echo(echo, reply, stop)
+    if not texts or not (echoed or is_whole):
+        return None
+    end = next((i for i, message in enumerate(rest) if message["role"] == "assistant"), len(rest))
+    results = [{"role": "tool", "content": echoed[i][1] if i in echoed else ""} for i in range(len(calls))]
+    return [*results, *rest[:end]], is_whole and end == len(rest)

@@ -8,6 +8,7 @@ import logging
 import math
 import secrets
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import Future, InvalidStateError
 from typing import Any, Generic, Protocol, TypeVar
@@ -35,6 +36,7 @@ class Request(Generic[Asked, Answered]):
 
     def __init__(self, question: Asked):
         self.question = question
+        self.asked_at = time.monotonic()
         self.future: Future[Answered] = Future()
 
     @property
