@@ -139,6 +139,8 @@ class ChatTemplate:
             Text before the name of a called tool, without white space; empty without `calls_tools`.
         call_close_id (`int` or `None`):
             Token that closes a call within its turn, if the template has one.
+        writes_json (`bool`):
+            Whether the template writes the arguments of calls in JSON, which holds them all.
         value_pattern (`regex.Pattern` or `None`):
             What a key and a value of a call match, if the template writes values as they are, in markup.
         call_end_id (`int` or `None`):
@@ -369,6 +371,7 @@ class ChatTemplate:
         """Learn how a tool call begins and ends, if the template supports tools and its answers can be parsed."""
         self.calls_tools, self.call_opener, self.call_headers = False, "", {True: [], False: []}
         self.call_close_id = self.call_end_id = self.value_pattern = None
+        self.writes_json = True
         if not supports_tool_calling(self.tokenizer):
             return
         if self.tokenizer.response_template is None:
@@ -378,6 +381,7 @@ class ChatTemplate:
                 return
         self.tokenizer.response_template = _exact(self.tokenizer.response_template)
         of_calls = self.tokenizer.response_template["fields"].get("tool_calls", {})
+        self.writes_json = not of_calls.get("content_args")
         if of_calls.get("content") == "xml-inline":
             self.value_pattern = regex.compile(of_calls["content_args"]["tag_pattern"], regex.DOTALL)
         result = _result("NLACTOOL", 2)

@@ -100,7 +100,7 @@ class Recorder:
         """
         opening, limit = checked_opening(observation), self.max_prompt_length
         if opening.tools is not None:
-            self.actions.chat.template.check_tools(opening.tools)
+            self.actions.check_tools(opening.tools)
             self.tool_schemas = opening.tools
         whole = self.actions.shown(opening.messages)
         length = self._open(whole, limit)
