@@ -17,11 +17,11 @@ FAILURE_KINDS = ("reset", "step", "reward", "observation", "timeout")  # where a
 
 
 def text_of(message: Message) -> str | None:
-    """The text of a message; `None` if its content is neither text nor blocks of text."""
+    """The text of a message; `None` if its content is neither text nor parts of text, each on lines of its own."""
     content = message.get("content")
-    if isinstance(content, list) and all(isinstance(part, dict) and part.get("type") == "text" for part in content):
-        parts = [part.get("text") for part in content]
-        content = "".join(parts) if all(isinstance(part, str) for part in parts) else None
+    if isinstance(content, list):
+        parts = [part.get("text", part.get("refusal")) if isinstance(part, dict) else part for part in content]
+        content = "\n".join(parts) if all(isinstance(part, str) for part in parts) else None
     return content if isinstance(content, str) else None
 
 

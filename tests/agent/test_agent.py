@@ -5,9 +5,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
-from helpers.testing_utils import DESK, TASKS, ScriptedGenerator, make_trainer
+from helpers.testing_utils import DESK, TASKS, ScriptedGenerator, make_config, make_trainer
 from transformers import (
     AutoConfig,
+    AutoModelForCausalLM,
     AutoTokenizer,
     CLIPVisionConfig,
     LlavaConfig,
@@ -24,6 +25,7 @@ from trl_nlac.episodes.pool import EnvironmentPool
 from trl_nlac.episodes.rewards import EpisodeRewards
 from trl_nlac.episodes.rollout import play_episodes
 from trl_nlac.options.role_options import RoleOptions
+from trl_nlac.training.model import load_by_name
 from trl_nlac.types import Transition
 
 
@@ -410,6 +412,24 @@ def test_adapter(tmp_path):
     for name, value in trained.items():
         assert value.abs().sum() > 0
         assert torch.equal(value, loaded[name.replace("base_model.model.", "")]), name
+
+
+@pytest.mark.parametrize("num_rows", [962, 976])  # of the tokens alone, and padded
+def test_an_adapter_with_tokens_of_its_own(tmp_path, num_rows):
+    """It is loaded with the rows that it was saved with, by the agent and by the trainer."""
+    peft = pytest.importorskip("peft")
+    base, tokenizer = AutoModelForCausalLM.from_pretrained(TINY_MODEL), AutoTokenizer.from_pretrained(TINY_MODEL)
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<|extra|>"]})
+    base.resize_token_embeddings(num_rows)
+    config = peft.LoraConfig(target_modules=["q_proj"], init_lora_weights=False)
+    adapter, rows = peft.get_peft_model(base, config), base.get_input_embeddings().weight.clone()
+    for written in (adapter, tokenizer):
+        written.save_pretrained(tmp_path)
+    options = {"action_format": "text", "max_completion_length": 48}
+    agent = NLACAgent.from_pretrained(str(tmp_path), device="cpu", **options)
+    trained = load_by_name(str(tmp_path), make_config(tmp_path / "run"))
+    for model in (agent.model, trained):
+        assert torch.equal(model.get_input_embeddings().weight.float(), rows)
 
 
 def test_an_adapter_of_a_multimodal_model(tmp_path):

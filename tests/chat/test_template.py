@@ -39,6 +39,16 @@ TURNS = (
 )
 
 
+@pytest.mark.parametrize("template", ["gptoss", "qwen3", "gemma4", "glm4moe"])
+@pytest.mark.parametrize("said", [{}, {"description": ""}, {"description": None}])
+@pytest.mark.parametrize("is_wrapped", [True, False])
+def test_tools_without_a_description_are_shown(template, said, is_wrapped):
+    tool = {"name": "now", "parameters": {"type": "object", "properties": {}}, **said}
+    chat = ChatEncoder(make_tokenizer(template))
+    tools = [{"type": "function", "function": tool} if is_wrapped or template in ("gptoss", "gemma4") else tool]
+    assert "now" in chat.tokenizer.decode(chat.start([{"role": "user", "content": "hi"}], tools))
+
+
 class TestOpenings:
     @pytest.mark.parametrize(
         ("past", "prompt", "end"),

@@ -91,7 +91,7 @@ class TestReading:
             ({"messages": ["hello"]}, "messages"),
             ({"messages": [{"role": "robot", "content": "x"}]}, "messages"),
             ({"messages": [USER, {"role": "assistant", "content": "x"}]}, "messages"),
-            ({"messages": [{"role": "assistant", "content": "x"}, USER]}, "messages"),
+            ({"messages": [{"role": "assistant", "tool_calls": [call("a", 1)]}, USER]}, "messages"),
             ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]}, "messages"),
             ({"messages": [USER, {"role": "tool", "tool_call_id": "1", "content": "x"}]}, "messages"),
             ({"messages": [USER, {"role": "assistant", "tool_calls": [call("a", 1)]}, USER]}, "messages"),

@@ -218,20 +218,116 @@ class TestConversations:
             name = one.opening[0]["content"]
             assert [turn.next_observation for turn in one.turns] == [f"{name} again", ""]
 
-    def test_a_compacted_history_goes_on_in_a_new_conversation(self):
+    @pytest.mark.parametrize("keeps", [True, False])
+    def test_a_compacted_history_goes_on_in_a_new_conversation(self, keeps):
         def agent(task, base_url, api_key):
             messages = [user("win")]
             messages += [ask(base_url, api_key, messages), user("lost")]
             messages += [ask(base_url, api_key, messages), user("lost again")]
-            ask(base_url, api_key, [messages[0], user("summary: lost twice"), messages[-1]])
+            kept = messages[-2:] if task["keeps"] else messages[-1:]
+            ask(base_url, api_key, [messages[0], user("summary: lost twice"), *kept])
             return 1.0
 
-        (episode,) = play([{}], AgentEnvironment(agent), make_roles(["one", "two", "three"]))
+        answers = ["one", "two", "three"]
+        (episode,) = play([{"keeps": keeps}], AgentEnvironment(agent), make_roles(answers))
         first, second = all_conversations([episode])
-        assert [turn.next_observation for turn in first.turns] == ["lost", "summary: lost twice\n\nlost again"]
-        assert [message["content"] for message in second.opening] == ["win", "summary: lost twice", "lost again"]
+        # What came back is known where the answer stands before it.
+        assert [turn.next_observation for turn in first.turns] == ["lost", "lost again" if keeps else ""]
+        kept = ["win", "summary: lost twice", *(["two"] if keeps else []), "lost again"]
+        assert [message["content"] for message in second.opening] == kept
         assert [turn.action for turn in second.turns] == ["three"] and first.score == second.score == 1
         assert Transition(first, 1).terminated
+
+    def test_another_answer_is_not_what_came_back(self):
+        """Two answers to a question, one of which is verified; and equal questions that are asked at once."""
+
+        def agent(task, base_url, api_key):
+            question = user("win")
+            ask(base_url, api_key, [question])
+            other = ask(base_url, api_key, [question])
+            ask(base_url, api_key, [question, {"role": "assistant", "content": "mine"}, user("Is it right?")])
+            ask(base_url, api_key, [question, other, user("Sure?")])
+            return 1.0
+
+        (episode,) = play([{}], AgentEnvironment(agent), make_roles(["one", "two", "no", "yes"], max_turns=9))
+        conversations = all_conversations([episode])
+        seen = [[turn.next_observation for turn in one.turns] for one in conversations]
+        assert seen == [[""], ["Sure?", ""], [""]]
+
+        async def at_once(task, base_url, api_key):
+            async with AsyncOpenAI(base_url=base_url, api_key=api_key) as client:
+                ask_for = client.chat.completions.create
+                history = [user("win"), {"role": "assistant", "content": "one"}, user("early")]
+                await asyncio.gather(*(ask_for(model="policy", messages=m) for m in ([user("win")], history)))
+            return 1.0
+
+        (episode,) = play([{}], AgentEnvironment(at_once), make_roles("one", max_turns=9))
+        assert [[turn.next_observation for turn in one.turns] for one in all_conversations([episode])] == [[""], [""]]
+
+    @pytest.mark.parametrize("way", ["one by one", "the other first", "the first alone", "without ids", "equal calls"])
+    def test_calls_that_come_back_in_other_ways(self, way):
+        def agent(task, base_url, api_key):
+            message = ask(base_url, api_key, [user("win")], tools=[TOOL]).model_dump(exclude_none=True)
+            one, other = message["tool_calls"]
+            if way == "equal calls":  # of another reply, which is asked for in between
+                ask(base_url, api_key, [user("win")], tools=[TOOL])
+            order = {"the other first": [other, one], "the first alone": [one]}.get(way, [one, other])
+            history = [user("win")]
+            for call in order:
+                result = {"role": "tool", "content": f"result {call['function']['arguments']}"}
+                if way == "without ids":
+                    call = {"type": "function", "function": call["function"]}
+                else:
+                    result["tool_call_id"] = call["id"]
+                history += [{"role": "assistant", "content": None, "tool_calls": [call]}, result]
+            ask(base_url, api_key, history, tools=[TOOL])
+            return 1.0
+
+        two = json.dumps([{"name": "route", "arguments": {"time": "noon"}}, {"name": "route", "arguments": {}}])
+        (episode,) = play([{}], AgentEnvironment(agent), make_roles([two, *[two] * (way == "equal calls"), "done"]))
+        first, *others = all_conversations([episode])
+        results = ['result {"time": "noon"}', "" if way == "the first alone" else "result {}"]
+        assert json.loads(first.turns[0].next_observation) == results
+        is_new = way == "the first alone"
+        assert [turn.action for turn in (others[0] if is_new else first).turns][-1] == "done"
+        assert len(others) == (way in ("the first alone", "equal calls"))
+
+    @pytest.mark.parametrize("interface", ["chat", "responses"])
+    def test_one_call_where_a_client_takes_one(self, interface):
+        taken = []
+
+        def agent(task, base_url, api_key):
+            with OpenAI(base_url=base_url, api_key=api_key) as client:
+                if interface == "chat":
+                    options = {"tools": [TOOL], "parallel_tool_calls": False}
+                    taken.extend(ask(base_url, api_key, [user("win")], **options).tool_calls)
+                else:
+                    tools = [{"type": "function", **TOOL["function"]}]
+                    answer = client.responses.create(
+                        model="policy", input="win", tools=tools, parallel_tool_calls=False
+                    )
+                    taken.extend(item for item in answer.output if item.type == "function_call")
+            return 1.0
+
+        one = {"name": "route", "arguments": {}}
+        answers = [json.dumps([one, one]), json.dumps(one)]
+        (episode,) = play([{}], AgentEnvironment(agent), make_roles(answers))
+        assert len(taken) == 1 and "an answer can call one tool here" in episode.turns[0].next_observation
+
+    def test_results_are_matched_by_name(self):
+        other = {"type": "function", "function": {**TOOL["function"], "name": "other"}}
+
+        def agent(task, base_url, api_key):
+            message = ask(base_url, api_key, [user("win")], tools=[TOOL, other]).model_dump(exclude_none=True)
+            for call in message["tool_calls"]:
+                del call["id"]
+            results = [{"role": "tool", "name": name, "content": f"of {name}"} for name in ("other", "route")]
+            ask(base_url, api_key, [user("win"), message, *results], tools=[TOOL, other])
+            return 1.0
+
+        two = json.dumps([{"name": "route", "arguments": {}}, {"name": "other", "arguments": {}}])
+        (episode,) = play([{}], AgentEnvironment(agent), make_roles([two, "done"]))
+        assert json.loads(episode.turns[0].next_observation) == ["of route", "of other"]
 
     def test_a_limit_cuts_all_conversations(self):
         errors = []

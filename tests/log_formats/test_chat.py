@@ -6,6 +6,7 @@ import pytest
 from helpers.log_samples import ASKED, CALL, CALLED, SAID, SEEN, TOOL, request
 
 from trl_nlac.episodes.conversations import write_json_lines
+from trl_nlac.episodes.logs import load_logs
 from trl_nlac.log_formats.chat import read_requests
 from trl_nlac.log_formats.log_files import read_logs
 from trl_nlac.log_formats.logged import LoggedConversations
@@ -34,7 +35,7 @@ class TestConversations:
         [read_row] = found.rows
         assert read_row["messages"] == [
             *ASKED,
-            {"role": "assistant", "content": None, "tool_calls": [CALL]},
+            {"role": "assistant", "content": "", "tool_calls": [CALL]},
             SEEN,
             SAID,
         ]
@@ -56,7 +57,7 @@ class TestConversations:
             {"messages": [*ASKED, SAID], "score": 10**400},
             {"messages": ASKED, "score": 1},
             {"messages": [image, SAID], "score": 1},
-            {"messages": [*ASKED, CALLED, SAID], "score": 1},
+            {"messages": [*ASKED, CALLED, ASKED[1], SAID], "score": 1},
             {"messages": "none", "score": 1},
             {"conversation": []},
             good,
@@ -68,10 +69,10 @@ class TestConversations:
             "it has no outcome": 1,
             "its outcome is a word that means neither success nor failure": 1,
             "its outcome is neither a number, nor true or false": 2,
-            "there is no message of the assistant": 1,
+            "there is no message of the assistant that answers a user": 1,
             "the content of message N is not text": 1,
-            "messages N and N are both the assistant's": 1,
-            "its messages are no list of messages": 1,
+            "before message N, N tool calls have no result": 1,
+            "there is no list of messages with a `role` each": 1,
         }
 
     @pytest.mark.parametrize(
@@ -116,9 +117,8 @@ class TestConversations:
             *(old, {"role": "function", "name": "get_order", "content": "lost"}, SAID),
         ]
         found = read(tmp_path, {"messages": messages, "reward": 1, "functions": [TOOL["function"]]})
-        assert speakers(found) == [["system", "user", "assistant", "tool", "assistant"]]
+        assert speakers(found) == [["system", "assistant", "user", "assistant", "tool", "assistant"]]
         assert found.rows[0]["messages"][0]["content"] == "One.\n\nTwo." and found.rows[0]["tools"] == [TOOL]
-        assert list(found.notes.values()) == [1] and "greeting" in next(iter(found.notes))
 
     @pytest.mark.parametrize("name", ["reasoning_content", "reasoning", "thinking"])
     def test_thoughts_are_kept_under_their_name(self, tmp_path, name):
@@ -164,6 +164,29 @@ class TestRequests:
         )
         assert [row["reward"] for row in found.rows] == [1.0, 1.0, 1.0]
         assert found.unreadable == {"it has no outcome": 1} and list(found.notes.values()) == [2]
+
+    def test_several_outcomes_of_a_session(self, tmp_path):
+        """Each task has its own. One that has none cannot have that of another."""
+        asked = [[{"role": "user", "content": f"task {name}"}] for name in "ABC"]
+        given = ({"reward": 1}, {"reward": 0}, {})
+        found = read(
+            tmp_path, *(request(one, SAID, session_id="s", **own) for one, own in zip(asked, given, strict=True))
+        )
+        assert [(row["messages"][0]["content"], row["reward"]) for row in found.rows] == [("task A", 1), ("task B", 0)]
+        assert found.unreadable == {"its run has several outcomes, and none is its own": 1}
+        assert found.notes["a run with several outcomes: each of its conversations has its own"] == 1
+        goes_on = request([*ASKED, SAID, *asked[0]], SAID, session_id="s", reward=1)
+        found = read(tmp_path, request(ASKED, SAID, session_id="s", reward=0), goes_on)
+        assert [row["reward"] for row in found.rows] == [1.0]
+        assert found.notes == {"a conversation with several outcomes: the last is taken": 1}
+
+    @pytest.mark.parametrize("others", [{"success": False}, {"metadata": {"score": 0}}])
+    def test_several_outcomes_of_a_row(self, tmp_path, others):
+        row = {"messages": [*ASKED, SAID], "reward": 1, **others}
+        (reason,) = read(tmp_path, row).unreadable
+        assert "several outcomes that differ, reward, " in reason and "choose one with --outcome" in reason
+        assert read(tmp_path, row, outcome="reward").rows[0]["reward"] == 1
+        assert read(tmp_path, {**row, "success": True, "metadata": {"score": 1.0}}).rows
 
     def test_a_request_that_is_repeated_begins_no_conversation(self, tmp_path):
         """A client asks again when it got no answer, at once or later. Its first step did not end the run."""
@@ -231,6 +254,23 @@ class TestFiles:
         (tmp_path / "logs.jsonl").write_text(text, encoding="utf-8-sig")
         found = read_logs([tmp_path], no_buffer)
         assert len(found.rows) == 1 and not found.unreadable
+
+    @pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-32", "latin-1"])
+    def test_other_encodings(self, tmp_path, encoding):
+        """Unicode is seen by its first bytes. Of other bytes nothing is guessed, and the file is named."""
+        rows = [{"messages": [*ASKED, {**SAID, "content": text}], "reward": 1} for text in ("Zürich", "Bern")]
+        text = "\n".join(json.dumps(row, ensure_ascii=False) for row in rows)
+        (tmp_path / "logs.jsonl").write_text(text, encoding=encoding)
+        found = read_logs([tmp_path], no_buffer)
+        read = [row["messages"][-1]["content"] for row in found.rows]
+        if encoding != "latin-1":
+            assert read == ["Zürich", "Bern"] and not found.notes
+            assert load_logs(tmp_path / "logs.jsonl")["messages"][0][-1]["content"] == "Zürich"
+            return
+        assert read == ["Bern"] and found.unreadable == {"it is not JSON": 1}
+        assert list(found.notes) == ["logs.jsonl has text that is not in utf-8, and is not read: write it in UTF-8"]
+        with pytest.raises(ValueError, match="logs.jsonl is not text in utf-8: write it in UTF-8"):
+            load_logs(tmp_path / "logs.jsonl")
 
     def test_nothing_in_it(self, tmp_path):
         found = read(tmp_path, "hello", "[" * 100_000)

@@ -9,6 +9,7 @@ from helpers.log_samples import ASKED, SAID, SEEN
 from helpers.testing_utils import DESK, make_roles, play
 
 from trl_nlac import PrioritizedReplay
+from trl_nlac.chat.message_reader import read_conversation
 from trl_nlac.environments.embedded import make_environment
 from trl_nlac.episodes.conversations import to_dataset
 from trl_nlac.log_formats.log_files import read_logs
@@ -82,7 +83,7 @@ def test_absent_keys_of_structures_stay_absent(tmp_path):
     pq.write_table(pa.Table.from_pylist(rows).append_column("labels", labels), tmp_path / "x.parquet")
     found = read_logs([tmp_path / "x.parquet"], lambda path: None)
     assert [read["tools"] for read in found.rows] == [row["tools"] for row in rows]
-    assert [read["messages"] for read in found.rows] == [row["messages"] for row in rows]
+    assert [read["messages"] for read in found.rows] == [read_conversation(row["messages"])[0] for row in rows]
     note = "nulls in tool calls or `tools` are taken for absent keys: Arrow fills structures so"
     assert found.notes == {note: 2} and not found.unreadable
 
@@ -107,7 +108,7 @@ def test_tables_of_a_run(tmp_path):
     ]
     assert [(row["reward"], row["terminated"]) for row in found.rows] == [(1.0, True), (0.0, False)]
     failed = "its environment failed, so that its return is no outcome"
-    assert found.unreadable == {failed: 1, "there is no message of the assistant": 1}
+    assert found.unreadable == {failed: 1, "there is no message of the assistant that answers a user": 1}
 
 
 def test_tables_of_a_run_with_tool_calls(tmp_path):

@@ -142,6 +142,88 @@ def test_which_of_several_evaluations(tmp_path):
         assert [row["reward"] for row in read(tmp_path, spans, outcome=name).rows] == [reward]
 
 
+CALLED = {"id": "c1", "name": "get_weather", "arguments": '{"location": "Paris"}'}
+CONVENTIONS = {
+    "OpenInference": {
+        "openinference.span.kind": "LLM",
+        "llm.input_messages.0.message.role": "user",
+        "llm.input_messages.0.message.contents.0.message_content.type": "text",
+        "llm.input_messages.0.message.contents.0.message_content.text": "Weather in Paris?",
+        "llm.input_messages.1.message.role": "assistant",
+        "llm.input_messages.1.message.tool_calls.0.tool_call.id": "c1",
+        "llm.input_messages.1.message.tool_calls.0.tool_call.function.name": "get_weather",
+        "llm.input_messages.1.message.tool_calls.0.tool_call.function.arguments": CALLED["arguments"],
+        "llm.input_messages.2.message.role": "tool",
+        "llm.input_messages.2.message.tool_call_id": "c1",
+        "llm.input_messages.2.message.content": "rainy",
+        "llm.output_messages.0.message.role": "assistant",
+        "llm.output_messages.0.message.content": "It rains.",
+        "llm.tools.0.tool.json_schema": json.dumps(TOOLS[0]),
+    },
+    "OpenLLMetry": {
+        "llm.request.type": "chat",
+        "gen_ai.prompt.0.role": "user",
+        "gen_ai.prompt.0.content": "Weather in Paris?",
+        "gen_ai.prompt.1.role": "assistant",
+        **{f"gen_ai.prompt.1.tool_calls.0.{key}": value for key, value in CALLED.items()},
+        "gen_ai.prompt.2.role": "tool",
+        "gen_ai.prompt.2.tool_call_id": "c1",
+        "gen_ai.prompt.2.content": "rainy",
+        "gen_ai.completion.0.role": "assistant",
+        "gen_ai.completion.0.content": "It rains.",
+        "gen_ai.completion.0.finish_reason": "stop",
+        "llm.request.functions.0.name": "get_weather",
+        "llm.request.functions.0.parameters": json.dumps(TOOLS[0]["parameters"]),
+    },
+}
+
+
+def span_of(attributes: dict, start: int = 1, *events: tuple) -> dict:
+    return {**chat_span("t1", start, [], [], list(events)), "attributes": attributes_of(attributes)}
+
+
+@pytest.mark.parametrize("convention", CONVENTIONS)
+def test_messages_as_attributes_of_their_own(tmp_path, convention):
+    (row,) = read(tmp_path, otlp(span_of(CONVENTIONS[convention], 1, score(1.0)))).rows
+    roles = [message["role"] for message in row["messages"]]
+    assert roles == ["user", "assistant", "tool", "assistant"] and row["reward"] == 1.0
+    assert row["messages"][1]["tool_calls"][0] == {
+        "id": "c1",
+        "type": "function",
+        "function": {"name": CALLED["name"], "arguments": CALLED["arguments"]},
+    }
+    assert row["tools"][0]["function"]["parameters"] == TOOLS[0]["parameters"]
+
+
+@pytest.mark.parametrize(
+    "attributes",
+    [
+        {"ai.model.id": "m", "ai.prompt.messages": "[]", "ai.response.text": "yo"},
+        {"mlflow.spanType": '"CHAT_MODEL"', "mlflow.spanInputs": "{}"},
+        {"openinference.span.kind": "LLM", "input.value": "hi"},
+    ],
+)
+def test_calls_in_other_conventions_are_counted(tmp_path, attributes):
+    others = span_of({"http.request.method": "GET"}, 3), span_of({"openinference.span.kind": "TOOL"}, 4)
+    found = read(tmp_path, otlp(span_of(attributes), span_of(attributes, 2), *others))
+    assert list(found.unreadable.values()) == [2]
+
+
+@pytest.mark.parametrize("scores", [(1.0, 0.0), (0.0, 1.0)])
+def test_outcomes_that_differ_are_not_chosen_from(tmp_path, scores):
+    """Of one span none is taken; of two tasks in one trace each has its own."""
+    both = chat_span("t1", 1, asking("A?"), [ANSWER], [score(value) for value in scores])
+    found = read(tmp_path, otlp(both))
+    assert not found.rows and found.notes and found.unreadable == {"it has no outcome": 1}
+    spans = [
+        chat_span("t1", i, asking(f"{i}?"), [ANSWER], [score(value)] if value is not None else [])
+        for i, value in enumerate((*scores, None))
+    ]
+    found = read(tmp_path, otlp(*spans))
+    assert {row["messages"][0]["content"]: row["reward"] for row in found.rows} == {"0?": scores[0], "1?": scores[1]}
+    assert found.unreadable.total() == 1 and any("several outcomes" in note for note in found.notes)
+
+
 class TestConversationsOfOneTrace:
     """Each has its own outcome."""
 
@@ -222,7 +304,7 @@ class TestLogRecords:
         [row] = found.rows
         assert row["messages"] == [
             {"role": "user", "content": "Weather in Paris?"},
-            {"role": "assistant", "content": None, "tool_calls": calls},
+            {"role": "assistant", "content": "", "tool_calls": calls},
             {"role": "tool", "content": "rainy", "tool_call_id": "call_1"},
             {"role": "assistant", "content": "It rains."},
         ]

@@ -23,7 +23,7 @@ def test_runs(tmp_path):
     ]
     assert found.unreadable == {
         "an error ended the run, so its reward of N is none": 1,
-        "its messages are no list of messages": 1,
+        "there is no list of messages with a `role` each": 1,
         "it is no run of τ-bench": 1,
     }
 
@@ -47,9 +47,9 @@ def test_simulations_of_the_second_version(tmp_path):
     found = read(tmp_path, results)
     assert found.format == "results of τ²-bench"
     assert [(row["reward"], row["terminated"]) for row in found.rows] == [(1.0, True), (0.0, False)]
-    roles = ["system", "user", "assistant", "tool", "assistant", "user"]
+    roles = ["system", "assistant", "user", "assistant", "tool", "assistant", "user"]
     assert [message["role"] for message in found.rows[0]["messages"]] == roles
-    assert found.rows[0]["messages"][3]["tool_call_id"] == "c1"
+    assert found.rows[0]["messages"][4]["tool_call_id"] == "c1"
     assert found.rows[0]["messages"][-1]["content"] == "Done, thanks. ###STOP###"
     assert found.unreadable.total() == 3 and found.unreadable["it has no outcome"] == 1
 

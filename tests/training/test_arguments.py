@@ -2,6 +2,7 @@
 
 import os
 
+import pyarrow as pa
 import pytest
 import torch
 from datasets import Dataset, IterableDataset
@@ -13,6 +14,7 @@ from trl_nlac import NLACTrainer
 from trl_nlac.environments.embedded import COMPACT_PROMPTS, TINY_MODEL
 from trl_nlac.episodes.rewards import RewardModel
 from trl_nlac.shards import loaded_whole
+from trl_nlac.training.arguments import check_tasks
 
 
 PROMPTS = Dataset.from_dict(
@@ -110,6 +112,13 @@ class TestPrompts:
             make(tmp_path, tools=[look])
         with pytest.raises(ValueError, match="with the column `prompt` and `reward_funcs`"):
             make(tmp_path, train_dataset=TASKS, reward_funcs=length)
+
+
+@pytest.mark.parametrize("kind", [pa.string_view(), pa.list_(pa.string_view()), pa.large_list(pa.large_string())])
+def test_texts_of_arrow_are_columns_of_tasks(kind):
+    value = "a" if kind == pa.string_view() else ["a"]
+    dataset = Dataset(pa.table({"question": pa.array([value, value], kind)}))
+    check_tasks(dataset, None, lambda row: None)
 
 
 def test_options_without_a_use_are_named(tmp_path, caplog):

@@ -16,7 +16,8 @@ from transformers import PreTrainedModel
 
 from ..chat.actions import choose_format
 from ..chat.encoder import ChatEncoder
-from ..episodes.conversations import problem_of, read_action, record_conversation
+from ..chat.message_reader import read_message, read_question
+from ..episodes.conversations import read_action, record_conversation
 from ..episodes.pool import EnvironmentPool
 from ..episodes.rewards import EpisodeRewards
 from ..evaluation.evaluation import Evaluation, evaluate_policy
@@ -403,12 +404,11 @@ class NLACAgent:
             ValueError: If the messages are not a conversation that waits for an answer, or are too long although their
                 history is cut.
         """
-        problem = problem_of(messages)
-        if problem is None and messages[-1]["role"] == "assistant":
-            problem = "the last message is the assistant's, so there is nothing to answer"
-        if problem is not None:
-            raise ValueError(f"The `messages` are not a conversation that waits for an answer: {problem}.")
-        return self._encode(messages, tools)
+        try:
+            read = read_question(messages)
+        except ValueError as error:
+            raise ValueError(f"The `messages` are not a conversation that waits for an answer: {error}.") from error
+        return self._encode(read, tools)
 
     def proposed(
         self,
@@ -430,12 +430,13 @@ class NLACAgent:
                 )
             *messages, action = messages
         message = {"role": "assistant", "content": action} if isinstance(action, str) else action
-        problem = problem_of([*messages, message])
-        if problem is not None:
-            raise ValueError(f"The `messages` with the action are not a conversation: {problem}.")
+        try:
+            read, message = read_question(messages), read_message(message)
+        except ValueError as error:
+            raise ValueError(f"The `messages` with the action are not a conversation: {error}.") from error
         message, parsed = read_action(message, self.roles.actions, [*self.tools, *(tools or [])])
         token_ids = self.roles.chat.completion(message)
-        answer = Answer(self._encode(messages, tools), tuple(token_ids), self.roles.chat.decode(token_ids), parsed)
+        answer = Answer(self._encode(read, tools), tuple(token_ids), self.roles.chat.decode(token_ids), parsed)
         builder = self.roles.builder
         if not builder.fits(critic_prompt(self.roles, builder.continued(answer.prompt, answer))):
             raise ValueError(

@@ -20,7 +20,7 @@ from ..chat.encoder import ChatEncoder
 from ..chat.tokenizer import ending_token_ids, tokenizer_of
 from ..generation.engine import FixedGenerator
 from ..generation.generator import Generator
-from ..generation.loading import adapter_config
+from ..generation.loading import adapter_config, fit_embeddings
 from ..generation.transformers import TransformersGenerator
 from ..private_names import is_vllm_available
 
@@ -103,6 +103,7 @@ def _load_model(
     kwargs = {"dtype": "auto", "revision": of_base, "trust_remote_code": trust_remote_code, **backend_kwargs}
     loaded = _auto_class(base, of_base, trust_remote_code).from_pretrained(base, **kwargs)
     if adapter is not None:
+        fit_embeddings(loaded, model, revision, trust_remote_code)
         loaded.load_adapter(model, adapter_kwargs={"revision": revision})
     return loaded
 

@@ -70,6 +70,7 @@ class ServedAgent:
         num_candidates = _number(question.body, "num_candidates", self.num_candidates, least=1)
         turn = await self.agent.act(question.messages, question.tools, refine, num_candidates)
         calls = parse_tool_calls(turn.action) if question.tools and turn.action is not None else []
+        calls = calls if question.takes_several_calls else calls[:1]
         content = _content(turn, bool(calls))
         is_stopped = any(text in content for text in question.stop)
         message = reply_message(content, calls, question.stop)

@@ -2,6 +2,7 @@
 
 """Actions: how they are written, parsed, kept in a conversation and answered."""
 
+import json
 import logging
 import re
 from collections.abc import Sequence
@@ -28,6 +29,7 @@ _TAG = r"(?:[^\w\n]|_)*(?:\d+[.)](?:[^\w\n]|_)*)?{name}(?:[ \t]*\d+)?[*_`]*(?:[ 
 _THOUGHT = re.compile(rf"^{_TAG.format(name='Thought')}", re.IGNORECASE | re.MULTILINE)
 _ACTION = re.compile(rf"^{_TAG.format(name='Action')}", re.IGNORECASE | re.MULTILINE)
 _ACTION_IN_LINE = re.compile(r"[*_#>`-]{0,3}[ \t]?\bAction[*_`]*[ \t]*:[*_`]*", re.IGNORECASE)
+_VALUES = {"integer": 1, "number": 1.5, "boolean": True, "array": [], "object": {}}  # of types but texts
 _TAGS = (_THOUGHT, _ACTION, _ACTION_IN_LINE)
 
 
@@ -102,10 +104,11 @@ def choose_format(
             Whether tasks are prompts, whose answers are taken as they are.
 
     Raises:
-        ValueError: If the name of a tool contains a token of the tokenizer's own.
+        ValueError: If the name of a tool contains a token of the tokenizer's own, or a call of it is not read back.
     """
-    chat.template.check_tools(tools)
     if name is not None:
+        if name != "tool_call" or chat.calls_tools:
+            ActionFormat(chat, name).check_tools(tools)
         return name
     without_calls = "text" if brings_tools or is_single_step else "react"
     name = "tool_call" if (tools or brings_tools) and chat.calls_tools else without_calls
@@ -114,6 +117,7 @@ def choose_format(
     if tools or brings_tools:
         reason = f"there {'are' if tools else 'can be'} tools, and the chat template {template} them"
     logger.info("`action_format` is %r: %s.", name, reason)
+    ActionFormat(chat, name).check_tools(tools)
     return name
 
 
@@ -150,6 +154,39 @@ class ActionFormat:
         self.keeps_history = keeps_history
         self.calls_tools = name == "tool_call"
         self.shows_thoughts = name == "react"
+        self._held_tools: set[str] = set()  # JSON of tools that were checked
+
+    def check_tools(self, tools: Sequence[dict[str, Any]]) -> None:
+        """
+        Check that the policy can call tools: that a call of each, as the chat template writes it, is read back.
+
+        Raises:
+            ValueError: If it is not, or the name of a tool contains a token of the tokenizer's own.
+        """
+        self.chat.template.check_tools(tools)
+        for tool in tools if self.calls_tools else ():
+            written = json.dumps(tool)
+            if written in self._held_tools:
+                continue
+            function = tool.get("function", tool)
+            parameters = (function.get("parameters") or {}).get("properties") or {}
+            types = {key: of.get("type") if isinstance(of, dict) else None for key, of in parameters.items()}
+            arguments = {key: _VALUES.get(of if isinstance(of, str) else None, "x") for key, of in types.items()}
+            if not self.is_held(call_message([(function["name"], arguments)]), (tool,)):
+                raise ValueError(
+                    f"The chat template writes calls of the tool {function['name']!r}, with the parameters "
+                    f"{list(parameters)}, in a way that cannot be read back. Give the tool and its parameters names "
+                    "of letters, digits and underscores, or use `action_format='react'`."
+                )
+            self._held_tools.add(written)
+
+    def is_held(self, message: Message, tools: Sequence[dict[str, Any]] = ()) -> bool:
+        """Whether the chat template can hold the calls of a message: whether what it writes is read as what it was."""
+        written = self.chat.completion(message)
+        opening = self.chat.template.opening_ids
+        action = self.read(Prompt.of(opening, tuple(tools), len(opening)), written)[1]
+        calls = self._calls(action)
+        return bool(calls) and self.chat.completion({**message, **call_message(calls, message["content"])}) == written
 
     def read(self, prompt: Prompt, token_ids: list[int], takes_whole: bool = False) -> tuple[str, str | None]:
         """

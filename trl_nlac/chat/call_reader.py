@@ -37,6 +37,7 @@ _TAGS = re.compile(r"</?[|｜]?[\w▁]+[|｜]?>|\[/?[A-Z_]+\]|```\w*")  # markup
 _OBSERVATION = re.compile(
     r"\n(?:[^\w\n]|_)*Observations?(?:[ \t]*\d+)?[*_`]*[ \t]*:.*|\n[ \t]*<tool_response>.*", re.DOTALL | re.IGNORECASE
 )
+_LAYOUT = re.compile(r"\A\n|\n\Z")  # a line break on each side of a value in markup
 _STRUCTURE = re.compile(r"\{\s*[\"'}]|\[\s*\{")
 _ACTION_INPUT = re.compile(r"\bAction[ _]?Input[*_`]*\s*:[*_`]*", re.IGNORECASE)
 # What can stand before a call in Python on its line: marks, a few words with a colon, an assignment.
@@ -279,7 +280,7 @@ class _CallReader:
         elements = list(_elements("parameter", body))
         if not elements:
             return self._arguments(name, body.strip())
-        found = {p: self._typed(name, p, value.strip("\n")) for _, _, p, value in elements if value is not None}
+        found = {p: self._typed(name, p, _LAYOUT.sub("", value)) for _, _, p, value in elements if value is not None}
         return found if len(found) == len(elements) else None  # a tag without its other, or a name twice
 
     def _typed(self, name: str, parameter: str, value: Any) -> Any:

@@ -11,7 +11,8 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from ..types import SPEAKERS, Message
-from .template import ChatTemplate, Scaffold
+from .message_reader import first_answer
+from .template import ChatTemplate, Scaffold, without_space
 from .tool_calls import call_message, format_tool_calls, is_writable, read_call, read_calls_of, results_in_order
 
 
@@ -95,7 +96,8 @@ class ChatEncoder:
         unknown = [message["role"] for message in messages if message["role"] not in SPEAKERS]
         if unknown:
             raise ValueError(f"The role {unknown[0]!r} of a message is none of {', '.join(SPEAKERS)}.")
-        starts = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
+        first = first_answer(messages)  # before it, the assistant has only greeted
+        starts = [i for i, message in enumerate(messages) if message["role"] == "assistant" and i >= first]
         if any(end == start + 1 for start, end in pairwise(starts)):
             raise ValueError("Two messages of the assistant follow each other: join them, or add what came between.")
         opening = messages[: starts[0] if starts else len(messages)]
@@ -282,7 +284,38 @@ class ChatEncoder:
             return self.decode(token_ids)
         if None in calls or not is_writable(calls) or (len(calls) > 1 and not self.template.takes_several_calls()):
             return ""
+        if not self._is_exact(calls, token_ids):
+            return ""
         return format_tool_calls(calls)
+
+    def _is_exact(self, calls: list[tuple[str, dict[str, Any]]], token_ids: list[int]) -> bool:
+        """
+        Whether calls that were read in an answer would be written as in it, where values stand in markup as they are:
+        with the same texts in the same places, and nothing between them that was not read.
+        """
+        pattern = self.template.value_pattern
+        if pattern is None:
+            return True
+        opener = re.compile(r"\s*".join(map(re.escape, self.template.call_opener)))
+
+        def parts(ids: list[int]) -> tuple[list[tuple[str, str]], str]:
+            text = self.tokenizer.decode([i for i in ids if i not in self._turn_end_ids])
+            text = text[opener.search(text).start() :]
+            return [(found["key"], found["value"]) for found in pattern.finditer(text)], pattern.sub("", text)
+
+        sampled, around = parts(token_ids[self._reasoning_end(token_ids) :])
+        written, expected = parts(self.past_turn(call_message(calls)))
+        around, expected = without_space(around), without_space(expected)
+        values = [value for _, arguments in calls for value in arguments.values()]
+        return (
+            around.startswith(expected)
+            and not self.template.plain_text.has_tag(around[len(expected) :])  # of a call that goes on
+            and len(sampled) == len(written) == len(values)
+            and all(
+                one == other or (one[0] == other[0] and not isinstance(value, str))
+                for one, other, value in zip(sampled, written, values, strict=True)
+            )
+        )
 
     def has_call(self, token_ids: list[int]) -> bool:
         """Whether an answer calls a tool in the template's own format, in a way that can be parsed or not."""

@@ -9,6 +9,7 @@ from functools import lru_cache
 from itertools import takewhile
 from typing import Any
 
+import regex
 from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
@@ -28,6 +29,14 @@ _REASONING_TAGS = (
 )
 # Fields of messages from which templates read a chain of thought.
 _REASONING_FIELDS = ("reasoning_content", "thinking")
+
+
+# What response templates drop of calls in markup: white space around values, and names with more than letters.
+_EXACT = {
+    r">\s*(?P<value>.*?)\s*</": r">\n?(?P<value>.*?)\n?</",
+    r"(?P<name>\w+)": r"(?P<name>[^\s(){}\[\]<>,'\"]+)",
+    r"(?P<key>\w+)": r"(?P<key>[^\s(){}\[\]<>,'\"=]+)",
+}
 
 
 @dataclass(frozen=True)
@@ -130,6 +139,10 @@ class ChatTemplate:
             Text before the name of a called tool, without white space; empty without `calls_tools`.
         call_close_id (`int` or `None`):
             Token that closes a call within its turn, if the template has one.
+        writes_json (`bool`):
+            Whether the template writes the arguments of calls in JSON, which holds them all.
+        value_pattern (`regex.Pattern` or `None`):
+            What a key and a value of a call match, if the template writes values as they are, in markup.
         call_end_id (`int` or `None`):
             Token that ends a turn with tool calls.
 
@@ -283,7 +296,7 @@ class ChatTemplate:
     def _cut_scaffold(self, roles: tuple[str, ...], tools: str | None) -> Scaffold:
         """Encode the text before, between and after messages of these roles."""
         messages = [{"role": role, "content": _mark(i)} for i, role in enumerate(roles)]
-        schemas = json.loads(tools) if tools else None
+        schemas = [_described(tool) for tool in json.loads(tools)] if tools else None
         self.check_tools(schemas or [])
         try:
             text = self.plain_text.render(lambda shown: self.render(messages, tools=shown), schemas)
@@ -357,7 +370,8 @@ class ChatTemplate:
     def _learn_tool_calls(self) -> None:
         """Learn how a tool call begins and ends, if the template supports tools and its answers can be parsed."""
         self.calls_tools, self.call_opener, self.call_headers = False, "", {True: [], False: []}
-        self.call_close_id = self.call_end_id = None
+        self.call_close_id = self.call_end_id = self.value_pattern = None
+        self.writes_json = True
         if not supports_tool_calling(self.tokenizer):
             return
         if self.tokenizer.response_template is None:
@@ -365,6 +379,11 @@ class ChatTemplate:
                 add_response_schema(self.tokenizer)
             except ValueError:
                 return
+        self.tokenizer.response_template = _exact(self.tokenizer.response_template)
+        of_calls = self.tokenizer.response_template["fields"].get("tool_calls", {})
+        self.writes_json = not of_calls.get("content_args")
+        if of_calls.get("content") == "xml-inline":
+            self.value_pattern = regex.compile(of_calls["content_args"]["tag_pattern"], regex.DOTALL)
         result = _result("NLACTOOL", 2)
         to_call, to_result = _cut(self.render([_user(0), _calls("NLACTOOL"), result]), [0, 1, 2])[1:3]
         header, opener = self._split_header(to_call.partition("NLACTOOL")[0])
@@ -419,6 +438,27 @@ class ChatTemplate:
 
 def _common_start(first: list[int], second: list[int]) -> list[int]:
     return [one for one, _ in takewhile(lambda pair: pair[0] == pair[1], zip(first, second, strict=False))]
+
+
+def _exact(template: Any) -> Any:
+    """Change a response template so that it reads arguments as they were written, see `_EXACT`."""
+    if isinstance(template, dict):
+        read = {key: _exact(value) for key, value in template.items()}
+        is_value = template.get("value_parser", {}).get("name") == "text"
+        return {**read, "value_parser": {"name": "text", "args": {"strip": False}}} if is_value else read
+    if isinstance(template, list):
+        return [_exact(value) for value in template]
+    if isinstance(template, str):
+        for inexact, exact in _EXACT.items():
+            template = template.replace(inexact, exact)
+    return template
+
+
+def _described(tool: dict[str, Any]) -> dict[str, Any]:
+    """Give a tool the description that some templates read without asking whether there is one."""
+    if isinstance(tool.get("function"), dict):
+        return {**tool, "function": _described(tool["function"])}
+    return {**tool, "description": tool.get("description") or ""}
 
 
 def without_space(text: str) -> str:

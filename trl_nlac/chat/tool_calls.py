@@ -92,13 +92,13 @@ def _function_of(call: Any) -> Any:
 
 def _arguments_of(function: dict[str, Any]) -> Any:
     """Return the arguments of a call as an object. Text that is not JSON stays as it is."""
-    arguments = function.get("arguments") or {}
-    if isinstance(arguments, str):
+    arguments = function.get("arguments")
+    if isinstance(arguments, str) and arguments:
         try:
-            return json.loads(arguments)
+            arguments = json.loads(arguments)
         except (ValueError, RecursionError):
             pass
-    return arguments
+    return {} if arguments in (None, "") else arguments
 
 
 def read_calls_of(message: Message) -> list[tuple[str, dict[str, Any]]]:

@@ -11,17 +11,16 @@ from typing import Any
 from datasets import Dataset, Features, Json, List, Value
 
 from ..chat.actions import ActionFormat
+from ..chat.message_reader import THOUGHTS, first_answer
 from ..chat.tool_calls import (
     call_message,
     format_results,
     format_tool_calls,
-    read_call,
     read_calls_of,
-    results_in_order,
     with_text,
 )
 from ..prompts import NLACPrompts
-from ..types import SPEAKERS, Episode, Message, Transition, text_of
+from ..types import Episode, Message, Transition
 from .recorder import Recorder
 
 
@@ -37,67 +36,6 @@ FEATURES = Features(
         "first_action": Value("int64"),
     }
 )
-_THOUGHTS = ("reasoning_content", "reasoning", "thinking")  # where messages of models have their chain of thought
-
-
-def problem_of(messages: Any) -> str | None:
-    """Say why messages are not a conversation between environment and agent; `None` if they are one."""
-    if not isinstance(messages, list) or not all(isinstance(m, dict) and "role" in m for m in messages):
-        return "there is no list of messages with a `role` each"
-    speakers = [message["role"] for message in messages]
-    unknown = [speaker for speaker in speakers if speaker not in SPEAKERS]
-    if unknown:
-        return f"the role {unknown[0]!r} is none of {', '.join(SPEAKERS)}"
-    problem = next(filter(None, (_problem_of_message(i, message) for i, message in enumerate(messages))), None)
-    if problem is not None:
-        return problem
-    first = speakers.index("assistant") if "assistant" in speakers else len(speakers)
-    openers = [speaker for speaker in speakers[:first] if speaker != "system"]
-    if "system" in speakers[1:] or not openers or set(openers) != {"user"}:
-        return f"it does not begin with a user's message, after at most one of the system: {speakers[: first + 1]}"
-    turns = turns_of(messages, first)
-    problems = (_problem_of_turn(start, turn, start + len(turn) == len(messages)) for start, turn in turns)
-    return next(filter(None, problems), None)
-
-
-def _problem_of_message(i: int, message: Message) -> str | None:
-    calls = message.get("tool_calls")
-    if calls and (not isinstance(calls, list) or any(read_call(call) is None for call in calls)):
-        return f"message {i} has a tool call without a name, or whose arguments are not a JSON object"
-    if calls and not all(isinstance(call.get("id"), str | None) for call in calls):
-        return f"message {i} has a tool call whose id is not text"
-    if calls and message["role"] != "assistant":
-        return f"message {i} calls tools, and is not the assistant's"
-    if message.get("function_call"):
-        return f"message {i} has a `function_call`: write it as `tool_calls`"
-    if text_of(message) is None and not (calls and message.get("content") is None):
-        return f"the content of message {i} is not text"
-    if not all(isinstance(message.get(name), str | None) for name in (*_THOUGHTS, "name", "tool_call_id")):
-        return f"message {i} has a name, an id or a chain of thought that is not text"
-    return None
-
-
-def _problem_of_turn(start: int, turn: list[Message], is_last: bool) -> str | None:
-    """Say what is wrong with a turn, the assistant's message at `start` and the replies to it."""
-    said, *replies = turn
-    calls = said.get("tool_calls") or []
-    results = [message for message in replies if message["role"] == "tool"]
-    for i, message in enumerate(replies):
-        if message["role"] == "tool" and i >= len(calls):
-            return f"message {start + 1 + i} is the result of a tool that nothing called"
-        if message["role"] != "tool" and i < len(calls):
-            return f"before message {start + 1 + i}, {len(calls) - i} tool calls have no result"
-    if not is_last and not replies:
-        return f"messages {start} and {start + 1} are both the assistant's"
-    if not is_last and len(results) < len(calls):
-        return f"before message {start + len(turn)}, {len(calls) - len(results)} tool calls have no result"
-    if 0 < len(results) < len(calls):
-        return f"at its end, {len(calls) - len(results)} tool calls have no result"
-    try:
-        results_in_order(calls, results) if results else None
-    except ValueError as error:
-        return f"after message {start}, {error}"
-    return None
 
 
 def turns_of(messages: Sequence[Message], first_action: int) -> list[tuple[int, list[Message]]]:
@@ -120,8 +58,8 @@ def record_conversation(
 
     Args:
         messages (`list[dict[str, Any]]`):
-            Messages in which [`problem_of`] finds no problem. Tool calls use the chat template's own format with
-            `action_format="tool_call"`, and JSON in the action otherwise.
+            Messages from [`~chat.message_reader.read_conversation`]. Tool calls use the chat template's own format
+            with `action_format="tool_call"`, and JSON in the action otherwise.
         actions ([`~chat.actions.ActionFormat`]):
             The format of actions.
         prompts ([`NLACPrompts`]):
@@ -133,22 +71,27 @@ def record_conversation(
         is_open (`bool`, *optional*, defaults to `False`):
             Whether the messages after the last action wait for an answer.
         first_action (`int`, *optional*):
-            Index of the message with the first action. If `None`, the first of the assistant.
+            Index of the message with the first action. If `None`, the assistant's first after a user's.
 
     Raises:
         ValueError: If a state is too long although its history is cut, or the chat template cannot show a turn.
     """
     if first_action is None:
-        first_action = next((i for i, m in enumerate(messages) if m["role"] == "assistant"), len(messages))
+        first_action = first_answer(messages)
     recorder = Recorder(actions, prompts, {}, tools, max_prompt_length)
-    recorder.begin([{**message, "content": text_of(message) or ""} for message in messages[:first_action]])
+    recorder.begin(messages[:first_action])
     for start, (said, *replies) in turns_of(messages, first_action):
         message, action = read_action(said, actions, tools)
+        is_exact = actions.chat.template.writes_json or not message.get("tool_calls")
+        if not is_exact and not actions.is_held(message, tools or ()):
+            raise ValueError(
+                f"The chat template writes the calls of message {start} in a way in which they are not read back as "
+                "they are: a text in them has what ends it. Leave it out, or use `action_format='react'`."
+            )
         results = [reply for reply in replies if reply["role"] == "tool"]
-        words = "\n\n".join(text_of(reply) for reply in replies if reply["role"] != "tool")
+        words = "\n\n".join(reply["content"] for reply in replies if reply["role"] != "tool")
         if results:
-            ordered = results_in_order(said["tool_calls"], results)
-            observation = format_results([text_of(result) for result in ordered])
+            observation = format_results([result["content"] for result in results])
         else:
             observation, words = words, ""
         recorder.take(action, actions.chat.past_turn(message), observation, words=words)
@@ -263,14 +206,14 @@ def read_action(
     action in it.
     """
     field = actions.chat.template.reasoning_field
-    thoughts = [message[name] for name in (field, *_THOUGHTS) if message.get(name)]
+    thoughts = [message[name] for name in (field, *THOUGHTS) if message.get(name)]
     thought = {field: thoughts[0]} if thoughts else {}
     calls = read_calls_of(message)
     if not calls:
-        text = text_of(message)
+        text = message["content"]
         return {"role": "assistant", "content": text} | thought, actions.parse(text, tools or ()) or text
     action = format_tool_calls(calls)
-    content = text_of(message) or ""
+    content = message["content"]
     if actions.calls_tools:
         return call_message(calls, content) | thought, action
     return {"role": "assistant", "content": actions.text(action, " ".join(content.split()))} | thought, action

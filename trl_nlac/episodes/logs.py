@@ -15,10 +15,10 @@ from typing import Any
 from datasets import Dataset, LargeList, List
 
 from ..chat.actions import ActionFormat
-from ..chat.tool_calls import with_text
+from ..chat.message_reader import first_answer, read_conversation
 from ..prompts import NLACPrompts
 from ..types import Episode
-from .conversations import FEATURES, as_json, dataset_of, problem_of, record_conversation
+from .conversations import FEATURES, as_json, dataset_of, record_conversation
 from .pool import NO_TASK
 from .recorder import MalformedResult, Recorder, checked_reward
 
@@ -32,9 +32,15 @@ def load_logs(path: str | Path) -> Dataset:
     types: a date in an argument would become one, an absent key a null.
 
     Raises:
-        ValueError: If a line is not JSON, or rows are malformed.
+        ValueError: If the file is not in UTF-8 or in what its first bytes say, a line is not JSON, or rows are
+            malformed.
     """
-    text = Path(path).read_text(encoding="utf-8-sig")
+    data = Path(path).read_bytes()
+    encoding = json.detect_encoding(data)
+    try:
+        text = data.decode(encoding)
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} is not text in {encoding}: write it in UTF-8. ({error})") from error
     if text.lstrip().startswith("["):
         return logs_dataset(_parse(text, str(path)))
     lines = [(i, line) for i, line in enumerate(text.split("\n"), 1) if line.strip()]
@@ -57,16 +63,20 @@ def logs_dataset(rows: Iterable[dict[str, Any]]) -> Dataset:
     Raises:
         ValueError: If rows are malformed; the message names the first ones by number and reason.
     """
-    rows = list(rows)
-    _refuse({i: problem_of_row(row) for i, row in enumerate(rows)}, len(rows))
-    _warn_of_misspelt({name for row in rows for name in row})
+    given, rows, problems = list(rows), [], {}
+    for i, row in enumerate(given):
+        try:
+            rows.append(read_row(row))
+        except ValueError as error:
+            problems[i] = str(error)
+    _refuse(problems, len(given))
+    _warn_of_misspelt({name for row in given for name in row})
     as_text = {name: [_as_text(row.get(name)) for row in rows] for name in ("task", "tools")}
     return dataset_of(
         [
             {
                 **{name: row.get(name) for name in FEATURES},
                 **{name: texts[i] for name, texts in as_text.items()},
-                "messages": [with_text(message) for message in row["messages"]],
             }
             for i, row in enumerate(rows)
         ]
@@ -86,9 +96,9 @@ def episodes_from_logs(
 
     Args:
         dataset ([`~datasets.Dataset`]):
-            With the columns `messages` (chat messages of the roles `system`, `user`, `assistant` and `tool`, in
-            OpenAI's form) and `reward` (the final score). In a column `terminated`, `False` marks a conversation that
-            was cut, and a null stands for `True`; `tools` has JSON schemas of the tools, `task` the JSON of a
+            With the columns `messages` (chat messages in OpenAI's form, see [`~chat.message_reader`]) and `reward`
+            (the final score). In a column `terminated`, `False` marks a conversation that was cut, and a null stands
+            for `True`; `tools` has JSON schemas of the tools, `task` the JSON of a
             dataset's row, `first_action` the index of the message with the first action, where the assistant has
             spoken before.
         actions ([`~chat.actions.ActionFormat`]):
@@ -117,12 +127,10 @@ def episodes_from_logs(
     numbers = range(rank, len(dataset), world_size)
     for i in numbers:
         try:
-            row = _read_row(dataset, i)
-            problems[i] = problem_of_row(row)
-            if problems[i] is None:
-                recorder = _record(row, actions, prompts, max_prompt_length)
-                episodes.append(_episode(row, recorder))
-                num_shortened += recorder.num_shortened > 0
+            row = read_row(_row_of(dataset, i))
+            recorder = _record(row, actions, prompts, max_prompt_length)
+            episodes.append(_episode(row, recorder))
+            num_shortened += recorder.num_shortened > 0
         except ValueError as error:
             problems[i] = str(error)
     _refuse(problems, len(numbers))
@@ -173,20 +181,19 @@ def offline_tasks(replay_dataset: Dataset | None, for_playing: dict[str, Any], w
     return Dataset.from_list([NO_TASK]).select([0] * len(replay_dataset))
 
 
-def _refuse(problems: dict[int, str | None], num_rows: int) -> None:
+def _refuse(problems: dict[int, str], num_rows: int) -> None:
     """
     Raises:
         ValueError: If rows have problems. It names the first ones, and counts the others by reason.
     """
-    malformed = {i: problem for i, problem in problems.items() if problem is not None}
-    if not malformed:
+    if not problems:
         return
-    first = [f"row {i}: {problem}" for i, problem in list(malformed.items())[:5]]
+    first = [f"row {i}: {problem}" for i, problem in list(problems.items())[:5]]
     message = (
-        f"{len(malformed)} of {num_rows} rows of `replay_dataset` are malformed. The first ones: {'; '.join(first)}."
+        f"{len(problems)} of {num_rows} rows of `replay_dataset` are malformed. The first ones: {'; '.join(first)}."
     )
-    if len(malformed) > len(first):
-        reasons = Counter(re.sub(r"\d+", "N", problem) for problem in malformed.values())
+    if len(problems) > len(first):
+        reasons = Counter(re.sub(r"\d+", "N", problem) for problem in problems.values())
         counts = [f"{number} times, {reason}" for reason, number in reasons.most_common(10)]
         message = f"{message} All, with N for numbers: {'; '.join(counts)}."
     raise ValueError(message)
@@ -200,44 +207,49 @@ def _warn_of_misspelt(columns: set[str]) -> None:
             logger.warning(f"The column `{name}` of logged conversations is not read. Is it meant as `{meant[0]}`?")
 
 
-def problem_of_row(row: Any) -> str | None:
-    """Say what is wrong with a row of the columns of [`episodes_from_logs`]; `None` if nothing is."""
+def read_row(row: Any) -> dict[str, Any]:
+    """
+    Read a row of the columns of [`episodes_from_logs`], with its messages as
+    [`~chat.message_reader.read_conversation`] reads them.
+
+    Raises:
+        ValueError: If something is wrong with it.
+    """
     if not isinstance(row, dict):
-        return "it is not an object with columns"
-    messages, first_action = row.get("messages"), row.get("first_action")
-    problem = problem_of(messages)
-    if problem is not None:
-        return problem
-    reward, terminated = row.get("reward"), row.get("terminated")
-    actions = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
+        raise ValueError("it is not an object with columns")
+    messages, places = read_conversation(row.get("messages"))
+    first, first_action = first_answer(messages), row.get("first_action")
+    actions = [i for i, message in enumerate(messages) if message["role"] == "assistant" and i >= first]
     if not actions:
-        return "there is no message of the assistant"
-    if first_action is not None and not (isinstance(first_action, int) and first_action in actions):
-        return f"its `first_action` is {first_action!r}, expected that of a message of the assistant: {actions}"
+        raise ValueError("there is no message of the assistant that answers a user")
+    if first_action is not None:
+        if not (isinstance(first_action, int) and 0 <= first_action < len(places) and places[first_action] in actions):
+            expected = [i for i, place in enumerate(places) if place in actions]
+            raise ValueError(
+                f"its `first_action` is {first_action!r}, expected that of a message of the assistant: {expected}"
+            )
+        first_action = places[first_action]
     try:
-        checked_reward(reward)
+        checked_reward(row.get("reward"))
     except MalformedResult as error:
-        return str(error)
-    if terminated not in (None, True, False):  # 1 and 0, too
-        return f"`terminated` is {terminated!r}, expected true, false or null"
-    try:
-        task, tools = _parsed(row, "task", {}), _parsed(row, "tools", [])
-        for message in messages:
-            as_json(with_text(message))
-    except (TypeError, ValueError) as error:
-        return str(error)
+        raise ValueError(str(error)) from error
+    if row.get("terminated") not in (None, True, False):  # 1 and 0, too
+        raise ValueError(f"`terminated` is {row['terminated']!r}, expected true, false or null")
+    task, tools = _parsed(row, "task", {}), _parsed(row, "tools", [])
+    for message in messages:
+        as_json(message)
     try:
         json.dumps([task, tools], ensure_ascii=False).encode()
     except (TypeError, ValueError, RecursionError) as error:
-        return f"its `task` or `tools` cannot be written as JSON: {error}"
+        raise ValueError(f"its `task` or `tools` cannot be written as JSON: {error}") from error
     if not isinstance(task, dict):
-        return "its `task` is not a JSON object"
+        raise ValueError("its `task` is not a JSON object")
     if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
-        return "its `tools` are not a list of JSON schemas"
+        raise ValueError("its `tools` are not a list of JSON schemas")
     functions = [tool.get("function", tool) for tool in tools]
     if not all(isinstance(function, dict) and isinstance(function.get("name"), str) for function in functions):
-        return "one of its `tools` has no name"
-    return None
+        raise ValueError("one of its `tools` has no name")
+    return {**row, "messages": messages, "first_action": first_action}
 
 
 def _parsed(row: dict[str, Any], name: str, default: Any) -> Any:
@@ -257,7 +269,7 @@ def _as_text(value: Any) -> str | None:
     return value if value is None or isinstance(value, str) else json.dumps(value)
 
 
-def _read_row(dataset: Dataset, number: int) -> dict[str, Any]:
+def _row_of(dataset: Dataset, number: int) -> dict[str, Any]:
     try:
         row = dataset[number]
     except ValueError as error:  # of a number in a column of JSON

@@ -11,10 +11,11 @@ from typing import Any
 import numpy as np
 
 from ..chat.actions import ActionFormat
+from ..chat.message_reader import read_question
 from ..method.states import forgetful_task, opening_ids, opening_messages
 from ..prompts import NLACPrompts
 from ..terminal import shown
-from ..types import Episode, Message, Prompt, Turn, text_of
+from ..types import Episode, Message, Prompt, Turn
 from .text_environment import Opening, StepResult, TextEnvironment, describe_error
 
 
@@ -99,7 +100,7 @@ class Recorder:
         """
         opening, limit = checked_opening(observation), self.max_prompt_length
         if opening.tools is not None:
-            self.actions.chat.template.check_tools(opening.tools)
+            self.actions.check_tools(opening.tools)
             self.tool_schemas = opening.tools
         whole = self.actions.shown(opening.messages)
         length = self._open(whole, limit)
@@ -371,41 +372,20 @@ class EpisodeRecorder:
 
 def checked_opening(observation: Any) -> Opening:
     """
-    Check that the result of `reset` is text, messages or an [`~environments.Opening`], and return it as one: with
-    copies, because the environment may go on with its own.
+    Check that the result of `reset` is text, messages that wait for an answer or an [`~environments.Opening`], and
+    return it as one: with messages as [`~chat.message_reader.read_question`] reads them.
 
     Raises:
-        MalformedResult: If it is neither, or if JSON, as which messages are stored, cannot hold one.
+        MalformedResult: If it is neither.
     """
     tools = observation.tools if isinstance(observation, Opening) else None
     observation = observation.messages if isinstance(observation, Opening) else observation
-    is_list = isinstance(observation, list)
-    messages = observation if is_list else [{"role": "user", "content": checked_text(observation)}]
-    if not messages or not all(_is_message(message) for message in messages):
-        raise MalformedResult("observation", "`reset` returned a list, expected messages with `role` and `content`")
-    contents = [_checked_content(message) for message in messages]
+    if not isinstance(observation, list):
+        return Opening([{"role": "user", "content": checked_text(observation)}], _checked_tools(tools))
     try:
-        copies = json.loads(json.dumps([{**message, "content": ""} for message in messages]))
-    except (TypeError, ValueError, RecursionError) as error:
-        raise MalformedResult("observation", f"a message of `reset` cannot be stored: {error}") from error
-    messages = [{**message, "content": content} for message, content in zip(copies, contents, strict=True)]
-    return Opening(messages, _checked_tools(tools))
-
-
-def _is_message(message: Any) -> bool:
-    return isinstance(message, dict) and "role" in message and ("content" in message or "tool_calls" in message)
-
-
-def _checked_content(message: Message) -> str:
-    """Return the text of a message, as logs have it: calls of tools can be without one."""
-    if message.get("tool_calls") and message.get("content") is None:
-        return ""
-    text = text_of(message)
-    if text is None:
-        found = type(message.get("content")).__name__
-        reason = f"the content of a message of `reset` is {found}, expected text or blocks of text"
-        raise MalformedResult("observation", reason)
-    return checked_text(text)
+        return Opening(read_question(observation), _checked_tools(tools))
+    except ValueError as error:
+        raise MalformedResult("observation", f"the messages of `reset` are no conversation: {error}") from error
 
 
 def _checked_tools(tools: Any) -> list[dict[str, Any]] | None:

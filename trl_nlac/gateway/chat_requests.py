@@ -4,11 +4,12 @@
 
 import json
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..chat.tool_calls import read_call, results_in_order, said
+from ..chat.message_reader import in_unicode, read_message, read_question
+from ..chat.tool_calls import read_call, said
 from ..types import Message
 
 
@@ -44,6 +45,11 @@ class Question:
     stop: tuple[str, ...] = ()  # texts before which an answer ends
     is_streamed: bool = False  # whether the answer is sent as events
     body: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def takes_several_calls(self) -> bool:
+        """Whether an answer can call several tools."""
+        return self.body.get("parallel_tool_calls") is not False
 
 
 @dataclass(frozen=True)
@@ -102,7 +108,7 @@ def read_chat(body: Any) -> Question:
         raise RequestRefused("`stop` must be text, or a list of texts.", "stop")
     tools = _tools(body.get("tools"), lambda tool: tool.get("function"))
     return Question(
-        messages=_checked_messages(body.get("messages"), "messages"),
+        messages=_read(read_question, body.get("messages"), "messages"),
         tools=[] if body.get("tool_choice") == "none" else tools,
         stop=tuple(stop),
         is_streamed=bool(body.get("stream")),
@@ -132,7 +138,7 @@ def read_response(body: Any) -> Question:
         _add_item(messages, _object(item, "input"))
     tools = _tools(body.get("tools"), lambda tool: tool if tool.get("type") == "function" else None)
     return Question(
-        messages=_checked_messages(messages, "input"),
+        messages=_read(read_question, messages, "input"),
         tools=[] if body.get("tool_choice") == "none" else tools,
         is_streamed=bool(body.get("stream")),
         body=body,
@@ -144,13 +150,13 @@ def read_proposal(body: Any) -> Proposal:
     body = _object(body)
     action = body.get("action")
     action = {"role": "assistant", "content": action} if isinstance(action, str) else _object(action, "action")
-    read = _message({"role": "assistant", **action}, "action")
+    read = _read(read_message, {"role": "assistant", **action}, "action")
     if read["role"] != "assistant" or not (read["content"].strip() or read.get("tool_calls")):
         raise RequestRefused(
             "`action` must be text, or a message of the assistant that says or calls something.", "action"
         )
     tools = _tools(body.get("tools"), lambda tool: tool.get("function"))
-    return Proposal(_checked_messages(body.get("messages"), "messages"), read, tools)
+    return Proposal(_read(read_question, body.get("messages"), "messages"), read, tools)
 
 
 def _add_item(messages: list[Message], item: dict[str, Any]) -> None:
@@ -194,109 +200,16 @@ def _tools(tools: Any, function_of: Callable[[dict[str, Any]], dict[str, Any] | 
                 f"A tool of the type {tool.get('type')!r} is not offered: tools are functions with a name.", "tools"
             )
         known = {name: function[name] for name in ("name", "description", "parameters") if function.get(name)}
-        found.append(_in_unicode({"type": "function", "function": known}))
+        found.append(json.loads(in_unicode(json.dumps({"type": "function", "function": known}, ensure_ascii=False))))
     return found
 
 
-def _checked_messages(messages: Any, parameter: str) -> list[Message]:
-    """Read messages; see [`Question`]."""
-    if not isinstance(messages, list) or not messages:
-        raise RequestRefused(f"`{parameter}` must be a list of at least one message.", parameter)
-    read = [_message(_object(message, parameter), parameter) for message in messages]
-    system = []
-    while read and read[0]["role"] == "system":
-        system.append(read.pop(0)["content"])
-    if not read and system:
-        read.append({"role": "user", "content": system.pop()})
-    read = [{**message, "role": "user"} if message["role"] == "system" else message for message in read]
-    if not read or read[-1]["role"] == "assistant":
-        raise RequestRefused(
-            f"`{parameter}` must end with a message of the user or the result of a tool, which is answered.", parameter
-        )
-    if read[0]["role"] != "user":
-        raise RequestRefused(f"The first message of `{parameter}`, after the system's, must be the user's.", parameter)
-    read = _with_ordered_results(_joined(read), parameter)
-    return [{"role": "system", "content": "\n\n".join(system)}, *read] if system else read
-
-
-def _joined(messages: list[Message]) -> list[Message]:
-    """Join neighbouring messages of the assistant, which are one turn of a chat template."""
-    joined: list[Message] = []
-    for message in messages:
-        if joined and joined[-1]["role"] == message["role"] == "assistant":
-            last = joined.pop()
-            contents = [part["content"] for part in (last, message) if part["content"]]
-            calls = [*last.get("tool_calls", []), *message.get("tool_calls", [])]
-            message = {**last, **message, "content": "\n".join(contents), **({"tool_calls": calls} if calls else {})}
-        joined.append(message)
-    return joined
-
-
-def _message(message: dict[str, Any], parameter: str) -> Message:
-    role = "system" if message.get("role") == "developer" else message.get("role")
-    if role not in ("system", "user", "assistant", "tool"):
-        raise RequestRefused(f"The role {message.get('role')!r} of a message is not offered.", parameter)
-    read: Message = {"role": role, "content": _text(message.get("content"), parameter)}
-    if role == "tool" and message.get("tool_call_id"):
-        read["tool_call_id"] = str(message["tool_call_id"])
-    calls = message.get("tool_calls")
-    if calls and role == "assistant":
-        if not isinstance(calls, list) or any(read_call(call) is None for call in calls):
-            raise RequestRefused(
-                "A tool call has no name, or its arguments are not the JSON text of an object.", parameter
-            )
-        read["tool_calls"] = [
-            {
-                "id": str(call.get("id")),
-                "type": "function",
-                "function": {"name": name, "arguments": json.dumps(arguments, ensure_ascii=False)},
-            }
-            for call, (name, arguments) in ((call, read_call(call)) for call in calls)
-        ]
-    return _in_unicode(read)
-
-
-def _with_ordered_results(messages: list[Message], parameter: str) -> list[Message]:
-    """Put the results of tools into the order of their calls."""
-    ordered: list[Message] = []
-    i = 0
-    while i < len(messages):
-        calls = messages[i].get("tool_calls") or []
-        results = []
-        ordered.append(messages[i])
-        i += 1
-        while i < len(messages) and messages[i]["role"] == "tool":
-            results.append(messages[i])
-            i += 1
-        if calls or results:
-            try:
-                ordered += results_in_order(calls, results)
-            except ValueError as error:
-                raise RequestRefused(f"Results of tools do not belong to calls: {error}.", parameter) from error
-    return ordered
-
-
-def _text(content: Any, parameter: str) -> str:
-    """The text of a message: text, or a list of parts that are."""
-    if content is None:
-        return ""
-    if isinstance(content, list):
-        parts = []
-        for part in content:
-            text = part.get("text", part.get("refusal")) if isinstance(part, dict) else part
-            if not isinstance(text, str):
-                kind = part.get("type") if isinstance(part, dict) else type(part).__name__
-                raise RequestRefused(f"A part of the type {kind!r} is not offered: messages are text.", parameter)
-            parts.append(text)
-        content = "\n".join(parts)
-    if not isinstance(content, str):
-        raise RequestRefused(f"The content of a message is {type(content).__name__}, expected text.", parameter)
-    return content
-
-
-def _in_unicode(value: dict[str, Any]) -> dict[str, Any]:
-    """Copy a value of JSON. Half characters, which JSON can hold and no tokenizer takes, become marks."""
-    return json.loads(json.dumps(value, ensure_ascii=False).encode(errors="replace"))
+def _read(read: Callable[[Any], Any], value: Any, parameter: str) -> Any:
+    """Read messages, or one; see [`~chat.message_reader`]."""
+    try:
+        return read(value)
+    except ValueError as error:
+        raise RequestRefused(f"`{parameter}` cannot be read: {error}.", parameter) from error
 
 
 def _object(value: Any, parameter: str | None = None) -> dict[str, Any]:
@@ -315,3 +228,52 @@ def is_echo(message: Message, reply: Message, stop: tuple[str, ...]) -> bool:
         return False
     given, echoed = said(reply)[1], said(message)[1]
     return given in (echoed, *(echoed.removesuffix(text.strip()).strip() for text in stop))
+
+
+def what_followed(
+    messages: Sequence[Message], reply: Message, stop: tuple[str, ...], given: Set[str]
+) -> tuple[list[Message], bool] | None:
+    """
+    Find what a client added to a reply that it was given, in messages that begin with an echo of the reply. Its calls
+    can come back one by one, each before its result, and some of them not at all.
+
+    Args:
+        messages (`Sequence[dict[str, Any]]`):
+            A part of a history.
+        reply (`dict[str, Any]`):
+            The reply.
+        stop (`tuple[str, ...]`):
+            Texts before which it ended, see [`is_echo`].
+        given (`set[str]`):
+            Ids of all calls that the client was given. An echo with those of another reply is none.
+
+    Returns:
+        `tuple[list[dict[str, Any]], bool]` or `None`: the results of the reply's calls (empty for one that did not
+        come back) and the messages before the next of the assistant, and whether they continue the whole reply.
+    """
+    calls, rest = reply.get("tool_calls") or [], list(messages)
+    places = {call["id"]: i for i, call in enumerate(calls)}
+    echoed: dict[int, tuple[dict[str, Any], str]] = {}  # calls, and their results
+    texts = []
+    while rest and rest[0]["role"] == "assistant" and (calls or not texts):
+        own = rest[0].get("tool_calls") or []
+        ids = [call.get("id") for call in own]
+        found = [places[i] for i in ids if i in places]
+        if not found and not given.intersection(ids):  # the client has left them out, or has its own
+            next_ones = calls[len(echoed) : len(echoed) + len(own)]
+            if list(map(read_call, next_ones)) == list(map(read_call, own)):
+                found = list(range(len(echoed), len(echoed) + len(own)))
+        if bool(own) != bool(calls) or len(found) != len(own) or echoed.keys() & found or len(rest) <= len(own):
+            break
+        texts.append(rest.pop(0)["content"])
+        for place, call in zip(found, own, strict=True):
+            echoed[place] = call, rest.pop(0)["content"]
+    echo = {"role": "assistant", "content": "\n".join(filter(None, texts))}
+    if echoed:
+        echo["tool_calls"] = [echoed[place][0] for place in sorted(echoed)]
+    is_whole = is_echo(echo, reply, stop)
+    if not texts or not (echoed or is_whole):
+        return None
+    end = next((i for i, message in enumerate(rest) if message["role"] == "assistant"), len(rest))
+    results = [{"role": "tool", "content": echoed[i][1] if i in echoed else ""} for i in range(len(calls))]
+    return [*results, *rest[:end]], is_whole and end == len(rest)

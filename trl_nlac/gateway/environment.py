@@ -5,12 +5,14 @@
 import asyncio
 import inspect
 import json
+import math
 import os
 import queue
 import re
 import shlex
 import signal
 import threading
+import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextvars import copy_context
 from importlib.util import find_spec
@@ -29,7 +31,7 @@ from ..event_loop import finish
 from ..secrets import hide_in_text
 from ..terminal import shown
 from ..types import Message
-from .chat_requests import Question, Reply, RequestRefused, is_echo, reply_message
+from .chat_requests import Question, Reply, RequestRefused, reply_message, what_followed
 
 
 if TYPE_CHECKING:
@@ -163,35 +165,43 @@ class _Conversation:
         self.is_rewritten = False
         self.is_delivered = True
         self.ask(question, asked)
-        roles = [message["role"] for message in question.messages]
-        self.opening = asked[: roles.index("assistant") if "assistant" in roles else len(roles)]
 
     def ask(self, question: Question, asked: list[tuple]) -> None:
         self.question, self.asked = question, asked
         self.reply: Reply | None = None
+        self.replied_at = math.inf
 
-    def continuation(self, question: Question, asked: list[tuple]) -> list[Message] | None:
+    def answer(self, reply: Reply, request: "Request") -> None:
+        self.reply, self.replied_at = reply, time.monotonic()
+        self.is_delivered = request.reply(reply)
+
+    def continuation(self, request: "Request", asked: list[tuple], given: set[str]) -> list[Message] | None:
         """What a request adds to the conversation; `None` if it does not continue it."""
-        length = len(self.asked)
-        if self.reply is None or self.is_rewritten or len(asked) < length + 2 or question.tools != self.tools:
+        question, length = request.question, len(self.asked)
+        if self.is_rewritten or not self._can_follow(request) or asked[:length] != self.asked:
             return None
-        echo, *added = question.messages[length:]
-        if asked[:length] != self.asked or not is_echo(echo, self.reply.message, self.question.stop):
-            return None
-        return None if any(message["role"] == "assistant" for message in added) else added
+        followed = what_followed(question.messages[length:], self.reply.message, self.question.stop, given)
+        return followed[0] if followed is not None and followed[1] else None
 
     def is_repeated_by(self, question: Question, asked: list[tuple]) -> bool:
         """Whether a request is the last one again, because its reply did not arrive."""
         return not self.is_delivered and asked == self.asked and question.tools == self.tools
 
-    def rewritten_by(self, question: Question, asked: list[tuple]) -> list[Message]:
-        """What follows the last answer in a request with the same opening and another history; empty if none does."""
-        length = len(self.opening)
-        if question.tools != self.tools or len(asked) <= length or asked[:length] != self.opening:
+    def rewritten_by(self, request: "Request", given: set[str]) -> list[Message]:
+        """What follows the last answer in a request with another history; empty if that does not have the answer."""
+        if not self._can_follow(request):
             return []
-        roles = [message["role"] for message in question.messages]
-        last = max((i for i, role in enumerate(roles) if role == "assistant"), default=length - 1)
-        return question.messages[last + 1 :]
+        messages, reply = request.question.messages, self.reply.message
+        ends = [what_followed(messages[i:], reply, self.question.stop, given) for i in range(len(messages))]
+        found = [added for added, _ in filter(None, ends)]
+        ids = {call["id"] for call in reply.get("tool_calls", [])}
+        has_id = any(call.get("id") in ids for message in messages for call in message.get("tool_calls", []))
+        num_before = sum(said(message) == said(reply) for message in self.question.messages)  # of equal answers
+        return found[-1] if found and (has_id or len(found) > num_before) else []
+
+    def _can_follow(self, request: "Request") -> bool:
+        """Whether a request was made after the last answer, with the same tools."""
+        return request.asked_at > self.replied_at and request.question.tools == self.tools
 
 
 class _Run:
@@ -210,6 +220,7 @@ class _Run:
         self._current = 0
         self._request: Request | None = None
         self._asked: list[tuple] = []  # what its messages say
+        self._given: set[str] = set()  # ids of calls
         self._cancel: Callable[[], Any] = lambda: None
         self._ending = threading.Lock()
         self._server = the_server()
@@ -258,10 +269,13 @@ class _Run:
         names = {tool["function"]["name"] for tool in question.tools}
         if any(name not in names for name, _ in calls):
             return StepResult(format_results([_problem_of(name, names) for name, _ in calls]))
+        if len(calls) > 1 and not question.takes_several_calls:
+            problem = str({"error": "Not called, as an answer can call one tool here."})
+            return StepResult(format_results([problem] * len(calls)))
         content = "" if calls and answer.content == answer.action else answer.content
         message = reply_message(content, calls, question.stop)
-        conversation.reply = Reply(message, answer.num_prompt_tokens, answer.num_tokens)
-        conversation.is_delivered = self._request.reply(conversation.reply)
+        self._given.update(call["id"] for call in message.get("tool_calls", []))
+        conversation.answer(Reply(message, answer.num_prompt_tokens, answer.num_tokens), self._request)
         request = self._next()
         return StepResult("", terminated=True) if request is None else self._observe(conversation, request)
 
@@ -335,21 +349,15 @@ class _Run:
 
     def _observe(self, answered: _Conversation, request: "Request") -> StepResult:
         """Find the conversation that a request continues, or begin a new one."""
-        question, asked = request.question, self._asked
         for i in reversed(range(len(self._conversations))):
-            added = self._conversations[i].continuation(question, asked)
+            added = self._conversations[i].continuation(request, self._asked, self._given)
             if added is not None:
-                self._conversations[i].ask(question, asked)
+                self._conversations[i].ask(request.question, self._asked)
                 self._current = i
-                results = [message["content"] for message in added if message["role"] == "tool"]
-                words = "\n\n".join(message["content"] for message in added if message["role"] != "tool")
-                if results:
-                    return StepResult(format_results(results), words=words, conversation=i)
-                return StepResult(words, conversation=i)
-        added = answered.rewritten_by(question, asked)
-        observation = "\n\n".join(message["content"] for message in added)
-        answered.is_rewritten = bool(observation)
-        return StepResult(observation, conversation=self._open(request))
+                return _observed(added, i)
+        added = answered.rewritten_by(request, self._given)
+        answered.is_rewritten = bool(added)
+        return _observed(added, self._open(request))
 
     # The agent, in a thread of its own
 
@@ -383,6 +391,15 @@ def _outcome(function: Callable, *arguments: Any) -> _End:
         return _End(function(*arguments))
     except BaseException as error:
         return _End(error=error)
+
+
+def _observed(added: list[Message], conversation: int | Opening) -> StepResult:
+    """Write what a client added to a conversation as an observation."""
+    results = [message["content"] for message in added if message["role"] == "tool"]
+    words = "\n\n".join(message["content"] for message in added if message["role"] != "tool")
+    if results:
+        return StepResult(format_results(results), words=words, conversation=conversation)
+    return StepResult(words, conversation=conversation)
 
 
 def _refusal() -> RequestRefused:

@@ -9,6 +9,7 @@ import secrets
 import socket
 import sys
 import threading
+import time
 import zlib
 from collections.abc import Callable
 from concurrent.futures import Future, InvalidStateError
@@ -43,6 +44,7 @@ class Request(Generic[Asked, Answered]):
 
     def __init__(self, question: Asked):
         self.question = question
+        self.asked_at = time.monotonic()
         self.future: Future[Answered] = Future()
 
     @property

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from accelerate import Accelerator
 from accelerate.utils import DistributedType, is_peft_model
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import cached_file
 
 from ..options.generation_options import GenerationOptions
@@ -233,3 +233,23 @@ def adapter_config(model: str, revision: str | None) -> dict[str, Any] | None:
     """Read the configuration of an adapter in a folder or on the Hub; `None` if there is none."""
     path = cached_file(model, "adapter_config.json", revision=revision, _raise_exceptions_for_missing_entries=False)
     return None if path is None else json.loads(Path(path).read_text(encoding="utf-8"))
+
+
+def fit_embeddings(model: PreTrainedModel, adapter: str, revision: str | None, trust_remote_code: bool) -> None:
+    """
+    Give a base model as many rows of embeddings as an adapter on it was trained with, which can have tokens of its
+    own: as many as the adapter has saved, or else at least as many as its tokenizer has tokens.
+    """
+    from peft import load_peft_weights
+
+    of_input = model.get_input_embeddings()
+    name = next(name for name, module in model.named_modules() if module is of_input)
+    names = (f"{name}.weight", f"{name}.base_layer.weight")
+    saved = load_peft_weights(adapter, device="cpu", revision=revision).items()
+    number = next((len(rows) for key, rows in saved if key.endswith(names)), 0)
+    missing_file = {"revision": revision, "_raise_exceptions_for_missing_entries": False}
+    if not number and cached_file(adapter, "tokenizer_config.json", **missing_file) is not None:
+        tokenizer = AutoTokenizer.from_pretrained(adapter, revision=revision, trust_remote_code=trust_remote_code)
+        number = max(of_input.num_embeddings, len(tokenizer))
+    if number not in (0, of_input.num_embeddings):
+        model.resize_token_embeddings(number)

@@ -7,9 +7,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+from ..chat.message_reader import read_message
 from ..chat.tool_calls import said
 from ..types import Message
-from .logged import LoggedConversations
+from .logged import LoggedConversations, UnreadableError
 
 
 @dataclass
@@ -28,8 +29,25 @@ class ModelCall:
 class _Conversation:
     messages: list[Message]
     tools: list[dict[str, Any]]
-    outcome: float | None
+    outcome: float | None  # of its last call that has one
     is_cut: bool
+    outcomes: set[float] = field(default_factory=set)  # of all its calls
+
+
+def read_each(messages: Any, answer: Message) -> tuple[list[Message], Message]:
+    """
+    Read the messages of a call and the answer, each for itself: what they mean together is read with the conversation.
+
+    Raises:
+        UnreadableError: If one is none.
+    """
+    if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):
+        raise UnreadableError("there is no list of messages with a `role` each")
+    try:
+        *read, said = [read_message({"role": None, **message}, i) for i, message in enumerate([*messages, answer])]
+    except ValueError as error:
+        raise UnreadableError(str(error)) from error
+    return read, said
 
 
 def add_conversations(calls: Iterable[ModelCall], found: LoggedConversations) -> None:
@@ -37,10 +55,13 @@ def add_conversations(calls: Iterable[ModelCall], found: LoggedConversations) ->
     Join calls into conversations: one continues another if it begins with all of its messages. A history that was not
     only appended to, by compaction or sub-agents, begins another conversation with the outcome of the same run. A
     request that a run repeats, as clients do when an answer is lost, and that it went on from, is none.
+
+    The outcome of a run is that of all its conversations. If a run has several, each conversation has its own: that of
+    its last call that has one.
     """
     # Several conversations can have the same end, as of runs that the log does not tell apart.
     open_ends: dict[str | None, defaultdict[tuple[tuple[str, ...], ...], list[_Conversation]]] = {}
-    outcomes: dict[str, float] = {}
+    outcomes: dict[str | None, set[float]] = defaultdict(set)
     for call in calls:
         ends = open_ends.setdefault(call.group, defaultdict(list))
         keys = tuple(map(said, call.messages))
@@ -54,8 +75,9 @@ def add_conversations(calls: Iterable[ModelCall], found: LoggedConversations) ->
         conversation.is_cut = call.is_cut
         if call.outcome is not None:
             conversation.outcome = call.outcome
+            conversation.outcomes.add(call.outcome)
             if call.group is not None:
-                outcomes[call.group] = call.outcome
+                outcomes[call.group].add(call.outcome)
         ends[(*keys, said(call.answer))].append(conversation)
     for group, ends_of_group in open_ends.items():
         ends = [(end, conversation) for end, several in ends_of_group.items() for conversation in several]
@@ -68,8 +90,18 @@ def add_conversations(calls: Iterable[ModelCall], found: LoggedConversations) ->
                     "another conversation of the same run: its history was not only appended to": len(ends) - 1,
                 }
             )
+        of_group = outcomes[group]
+        if len(of_group) > 1 and len(ends) > 1:
+            found.notes["a run with several outcomes: each of its conversations has its own"] += 1
         for _, conversation in ends:
-            outcome = conversation.outcome if group is None else outcomes.get(group)
+            outcome = conversation.outcome
+            if outcome is None and of_group:
+                if len(of_group) > 1:
+                    found.refuse("its run has several outcomes, and none is its own")
+                    continue
+                (outcome,) = of_group
+            if len(conversation.outcomes) > 1:
+                found.notes["a conversation with several outcomes: the last is taken"] += 1
             found.add(
                 {
                     "messages": conversation.messages,

@@ -6,9 +6,8 @@ from collections.abc import Iterable
 from typing import Any
 
 from ..gateway.parsed_json import parse_json
-from .calls import ModelCall, add_conversations
+from .calls import ModelCall, add_conversations, read_each
 from .logged import LoggedConversations, UnreadableError, find_outcome
-from .messages import read_message, read_messages
 
 
 # The first that a request has, at any place: a `run_id` can be of one request alone.
@@ -34,19 +33,16 @@ def read_conversations(values: Iterable[Any], outcome: str | None, found: Logged
         try:
             if not is_conversation(value):
                 raise UnreadableError("it is no conversation with `messages`")
-            first_action = value.get("first_action")
-            is_indexed = first_action is not None  # so no message may move
-            messages = value["messages"] if is_indexed else read_messages(value["messages"], found)
             if value.get("response"):
                 found.notes["a `response` beside `messages` is left out: it is not an object with `choices`"] += 1
             found.add(
                 {
-                    "messages": messages,
+                    "messages": value["messages"],
                     "reward": find_outcome(value, outcome),
                     "terminated": value.get("terminated"),
                     "task": _task(value),
                     "tools": _tools(value),
-                    "first_action": first_action,
+                    "first_action": value.get("first_action"),
                 }
             )
         except ValueError as error:
@@ -61,13 +57,13 @@ def read_requests(values: Iterable[Any], outcome: str | None, found: LoggedConve
     calls = []
     for value in found.shallow(values):
         try:
-            calls.append(_call(value, outcome, found))
+            calls.append(_call(value, outcome))
         except ValueError as error:
             found.refuse(error)
     add_conversations(calls, found)
 
 
-def _call(value: Any, outcome: str | None, found: LoggedConversations) -> ModelCall:
+def _call(value: Any, outcome: str | None) -> ModelCall:
     if not is_request(value):
         raise UnreadableError("it is no request with its answer")
     request, response = _request(value), _response(value)
@@ -83,8 +79,7 @@ def _call(value: Any, outcome: str | None, found: LoggedConversations) -> ModelC
     metadata = [place for place in (value, value.get("metadata"), request.get("metadata")) if isinstance(place, dict)]
     groups = [str(place[name]) for name in _GROUPS for place in metadata if place.get(name) is not None]
     return ModelCall(
-        read_messages(request["messages"], found),
-        read_message({"role": "assistant", **choices[0]["message"]}),
+        *read_each(request["messages"], {"role": "assistant", **choices[0]["message"]}),
         _tools(request),
         groups[0] if groups else None,
         find_outcome(value, outcome),

@@ -2,8 +2,9 @@
 
 """Log files of any known format: which one it is, and its conversations."""
 
+import json
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from ..chat.actions import ActionFormat
@@ -41,7 +42,7 @@ def read_logs(
         if file.suffix == ".parquet":
             formats[own_tables.read_parquet(file, outcome, load_actions, found)] = None
         else:
-            texts.append(file.read_text(encoding="utf-8-sig", errors="replace"))
+            texts.append("".join(_lines(file, found)))
     # All files together: a conversation can go on in the next one, and evaluations can have a file of their own.
     values = [value for text in texts for value in json_values(text, found)]
     if values:
@@ -56,6 +57,18 @@ def read_logs(
         next(read for known, _, read in FORMATS if known == name)(values, outcome, found)
     found.format = " and ".join(formats) or "nothing that is JSON"
     return found
+
+
+def _lines(file: Path, found: LoggedConversations) -> Iterator[str]:
+    """Read the lines of a file in Unicode. One that is in another encoding is no JSON."""
+    data = file.read_bytes()
+    encoding = json.detect_encoding(data)
+    for line in data.splitlines(keepends=True) if encoding.startswith("utf-8") else [data]:
+        try:
+            yield line.decode(encoding)
+        except UnicodeDecodeError:
+            found.notes[f"{file.name} has text that is not in {encoding}, and is not read: write it in UTF-8"] += 1
+            yield "\0\n"
 
 
 def _files(path: Path) -> list[Path]:

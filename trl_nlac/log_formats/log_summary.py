@@ -8,6 +8,7 @@ from collections import Counter, defaultdict
 from statistics import mean, median
 from typing import Any
 
+from ..chat.message_reader import first_answer
 from ..chat.tool_calls import read_calls_of
 
 
@@ -55,7 +56,10 @@ def describe(rows: list[Row], success_threshold: float) -> dict[str, Any]:
 
 def num_turns(row: Row) -> int:
     """Number of the assistant's messages that are actions."""
-    return sum(message["role"] == "assistant" for message in row["messages"][row.get("first_action") or 0 :])
+    return sum(
+        message["role"] == "assistant"
+        for message in row["messages"][row.get("first_action") or first_answer(row["messages"]) :]
+    )
 
 
 def task_of(row: Row) -> str:
@@ -66,7 +70,7 @@ def task_of(row: Row) -> str:
         return json.dumps(task, sort_keys=True)
     first = row.get("first_action")
     if first is None:
-        first = next(i for i, message in enumerate(row["messages"]) if message["role"] == "assistant")
+        first = first_answer(row["messages"])
     return json.dumps(row["messages"][:first], sort_keys=True)
 
 

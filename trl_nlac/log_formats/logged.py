@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..episodes.logs import problem_of_row
+from ..episodes.logs import read_row
 from ..gateway.parsed_json import MAX_DEPTH, is_deep
 
 
@@ -47,11 +47,12 @@ class LoggedConversations:
 
     def add(self, row: dict[str, Any]) -> None:
         """Add a conversation, if it is one that can be trained on."""
-        problem = "it has no outcome" if row.get("reward") is None else problem_of_row(row)
-        if problem is None:
-            self.rows.append(row)
-        else:
-            self.refuse(problem)
+        try:
+            if row.get("reward") is None:
+                raise UnreadableError("it has no outcome")
+            self.rows.append(read_row(row))
+        except ValueError as error:
+            self.refuse(error)
 
     def refuse(self, reason: object) -> None:
         """Count a conversation that cannot be read."""
@@ -75,16 +76,22 @@ def find_outcome(row: dict[str, Any], name: str | None) -> float | None:
     the row's `metadata`. `None` if it has none.
 
     Raises:
-        UnreadableError: If it is no outcome.
+        UnreadableError: If it is no outcome, or there are several that differ.
     """
     if name is not None:
         return read_outcome(_at(row, name))
     metadata = row.get("metadata")
-    for place in (row, metadata if isinstance(metadata, dict) else {}):
-        for known in OUTCOMES:
-            if place.get(known) is not None:
-                return read_outcome(place[known])
-    return None
+    places = (("", row), ("metadata.", metadata if isinstance(metadata, dict) else {}))
+    given = {
+        f"{before}{known}": place[known]
+        for before, place in places
+        for known in OUTCOMES
+        if place.get(known) is not None
+    }
+    outcomes = {known: read_outcome(value) for known, value in given.items()}
+    if len(set(outcomes.values())) > 1:
+        raise UnreadableError(f"it has several outcomes that differ, {', '.join(outcomes)}: choose one with --outcome")
+    return next(iter(outcomes.values()), None)
 
 
 def _at(row: Any, name: str) -> Any:

@@ -3,6 +3,9 @@
 """
 OpenTelemetry spans of generative AI: attributes, events and log records of its semantic conventions, in OTLP's JSON,
 or as an SDK prints spans. https://github.com/open-telemetry/semantic-conventions-genai
+
+Messages can also be attributes of OpenInference (`llm.input_messages.0.message.role`) or of OpenLLMetry
+(`gen_ai.prompt.0.role`). Calls of a model in other conventions are counted.
 """
 
 import json
@@ -14,12 +17,16 @@ from typing import Any
 
 from ..gateway.parsed_json import parse_json
 from ..types import Message
-from .calls import ModelCall, add_conversations
+from .calls import ModelCall, add_conversations, read_each
 from .logged import LoggedConversations, UnreadableError, listed, read_outcome
-from .messages import read_message, read_messages
 
 
 _OPERATIONS = ("chat", "generate_content", "text_completion")
+# Where OpenInference and OpenLLMetry have the messages, the answers and the tools of a call.
+_INDEXED = (("llm.input_messages.", "gen_ai.prompt."), ("llm.output_messages.", "gen_ai.completion."))
+_INDEXED_TOOLS = ("llm.tools.", "llm.request.functions.")
+_MODELS = ("gen_ai.request.model", "gen_ai.response.model", "llm.model_name", "ai.model.id")
+_KINDS = ("llm", "chat", "chat_model", "completion")
 _CONVERSATION = "gen_ai.conversation.id"
 _EVALUATION = "gen_ai.evaluation.result"
 _DETAILS = "gen_ai.client.inference.operation.details"
@@ -29,6 +36,7 @@ _CHOICE = "gen_ai.choice"
 _CUT = ("length", "max_tokens", "MAX_TOKENS")
 _MALFORMED = (ValueError, TypeError, KeyError, AttributeError)  # what reading a value of another form raises
 _TIME = re.compile(r"(.*?)(?:\.(\d+))?(?:Z|[+-]\d\d:?\d\d)?", re.DOTALL)
+_Scores = defaultdict[str, defaultdict[str | int, set[float]]]
 _NO_SPAN = "a span does not have OpenTelemetry's form"
 
 
@@ -67,13 +75,18 @@ def read_spans(values: Iterable[Any], outcome: str | None, found: LoggedConversa
     outcomes = _outcomes(spans, conversations, outcome, found)
     calls = []
     for span in sorted(spans, key=_time):
-        if _noted(span).get("gen_ai.operation.name") not in _OPERATIONS:
+        if not _is_call(noted := _noted(span)):
+            if _is_other_call(noted):
+                found.refuse(
+                    "the call of a model is in another convention than those of OpenTelemetry for generative "
+                    "AI, OpenInference and OpenLLMetry"
+                )
             is_record = not span.attributes  # one that stayed alone; a span that is no call can have such events, too
             if is_record and any(event in _MESSAGE_EVENTS or event == _CHOICE for event, _ in span.events):
                 found.refuse("a message of a call whose span is in no file")
             continue
         try:
-            calls.append(_call(span, conversations[span.trace], outcomes, found))
+            calls.append(_call(span, conversations[span.trace], outcomes))
         except _MALFORMED as error:
             found.refuse(error if isinstance(error, UnreadableError) else "a call's messages have an unknown form")
     add_conversations(calls, found)
@@ -179,15 +192,15 @@ def _any_value(value: Any) -> Any:
 
 def _outcomes(
     spans: list[_Span], conversations: dict[str, set[str]], name: str | None, found: LoggedConversations
-) -> dict[str, float]:
+) -> dict[str | int, float]:
     """
-    Find the outcome of each conversation, and of the calls of each trace that belong to none. If there are several
-    evaluations, a name must say which is the outcome.
+    Find the outcome of each conversation, of the calls of each trace that belong to none, and of each span (by its
+    `id`). If there are several evaluations, a name must say which is the outcome. What has several outcomes has none.
     """
-    scores: dict[str, dict[str, float]] = defaultdict(dict)
+    scores: _Scores = defaultdict(lambda: defaultdict(set))
     for span in spans:
         own = _own_conversation(span)
-        of_span = [own] if own else [*conversations[span.trace], span.trace]
+        of_span = [id(span), *([own] if own else [*conversations[span.trace], span.trace])]
         for event, attributes in span.events:
             if event == _EVALUATION:
                 label = attributes.get("gen_ai.evaluation.score.label")
@@ -198,23 +211,26 @@ def _outcomes(
                     _note(scores, evaluation or "", [str(named)] if named else of_span, value, found)
         if name is not None and name in span.attributes:
             _note(scores, name, of_span, span.attributes[name], found)
-    if name is not None:
-        return scores[name]
-    if len(scores) > 1:
+    if name is None and len(scores) > 1:
         raise ValueError(f"the spans have several evaluations, {listed(scores)}: choose one with --outcome")
-    return next(iter(scores.values()), {})
+    chosen = scores[name] if name is not None else next(iter(scores.values()), {})
+    several = [group for group, values in chosen.items() if len(values) > 1]
+    if several:
+        found.notes["several outcomes of one conversation or trace: only those of its calls' own spans count"] += sum(
+            isinstance(group, str) for group in several
+        )
+    return {group: next(iter(values)) for group, values in chosen.items() if len(values) == 1}
 
 
-def _note(
-    scores: dict[str, dict[str, float]], name: str, groups: list[str], value: Any, found: LoggedConversations
-) -> None:
+def _note(scores: _Scores, name: str, groups: list[str | int], value: Any, found: LoggedConversations) -> None:
     try:
         read = read_outcome(value)
     except UnreadableError:
         found.notes["an evaluation is neither a number nor a word such as pass or fail"] += 1
         return
     if read is not None:
-        scores[name].update(dict.fromkeys(groups, read))
+        for group in groups:
+            scores[name][group].add(read)
 
 
 def _own_conversation(span: _Span) -> str:
@@ -229,7 +245,24 @@ def _noted(span: _Span) -> dict[str, Any]:
     return {**details, **span.attributes}
 
 
-def _call(span: _Span, conversations: set[str], outcomes: dict[str, float], found: LoggedConversations) -> ModelCall:
+def _is_call(noted: dict[str, Any]) -> bool:
+    """Whether attributes are those of a call in a convention that is read."""
+    if "gen_ai.operation.name" in noted:
+        return noted["gen_ai.operation.name"] in _OPERATIONS
+    is_named = noted.get("openinference.span.kind") == "LLM" or noted.get("llm.request.type") in ("chat", "completion")
+    return is_named or any(name.startswith(_INDEXED[1]) for name in noted)
+
+
+def _is_other_call(noted: dict[str, Any]) -> bool:
+    """Whether attributes name a model, or a kind of span that is a call of one."""
+    if "gen_ai.operation.name" in noted:  # an embedding, an agent, a tool
+        return False
+    kinds = (value for name, value in noted.items() if re.search(r"kind$|type$", name, re.IGNORECASE))
+    is_kind = any(isinstance(kind, str) and kind.strip('"').lower() in _KINDS for kind in kinds)
+    return is_kind or any(name in noted for name in _MODELS)
+
+
+def _call(span: _Span, conversations: set[str], outcomes: dict[str | int, float]) -> ModelCall:
     """Read a call; one that names no conversation belongs to the only one of its trace, or else to the trace."""
     if span.attributes.get("error.type"):
         raise UnreadableError("the call of a model failed")
@@ -237,6 +270,8 @@ def _call(span: _Span, conversations: set[str], outcomes: dict[str, float], foun
     messages, answers = _of_attributes(noted)
     if not answers:
         messages, answers = _of_events(span.events)
+    if not answers:
+        messages, answers = ([_of_indexed(one) for one in _indexed(noted, names)] for names in _INDEXED)
     if not answers:
         raise UnreadableError(
             "the call of a model has no messages: OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT records them; "
@@ -248,11 +283,10 @@ def _call(span: _Span, conversations: set[str], outcomes: dict[str, float], foun
     only = next(iter(conversations)) if len(conversations) == 1 else span.trace
     group = _own_conversation(span) or only
     return ModelCall(
-        read_messages(messages, found),
-        read_message(answers[0]),
-        _tools(noted.get("gen_ai.tool.definitions")),
+        *read_each(messages, answers[0]),
+        _tools(noted.get("gen_ai.tool.definitions") or _indexed(noted, _INDEXED_TOOLS)),
         group,
-        outcomes.get(group),
+        outcomes.get(id(span), outcomes.get(group)),
         any(reason in _CUT for reason in reasons),
     )
 
@@ -323,6 +357,39 @@ def _of_events(events: list[tuple[str, dict[str, Any]]]) -> tuple[list[Message],
     return before, answers
 
 
+def _indexed(attributes: dict[str, Any], prefixes: tuple[str, ...]) -> list[Any]:
+    """Read a list whose items' parts are attributes of their own: `prefix.0.role`, `prefix.1.calls.0.name`."""
+    tree: dict[str, Any] = {}
+    for name, value in attributes.items():
+        for prefix in filter(name.startswith, prefixes):
+            *way, last = name.removeprefix(prefix).split(".")
+            part = tree
+            for key in way:
+                part = part.setdefault(key, {})
+            part[last] = value
+
+    def with_lists(value: Any) -> Any:
+        if not isinstance(value, dict):
+            return value
+        read = {key: with_lists(part) for key, part in value.items()}
+        return [read[key] for key in sorted(read, key=int)] if all(key.isdecimal() for key in read) else read
+
+    return with_lists(tree) if tree else []
+
+
+def _of_indexed(given: dict[str, Any]) -> Message:
+    """Read a message of OpenInference or of OpenLLMetry."""
+    given = given.get("message", given)
+    calls = []
+    for call in given.get("tool_calls", []):
+        call = call.get("tool_call", call)
+        function = call.get("function", call)
+        function = {"name": function.get("name"), "arguments": function.get("arguments")}
+        calls.append({"id": call.get("id"), "type": "function", "function": function})
+    parts = [part["message_content"] for part in given.get("contents", [])]
+    return {**given, "content": parts or given.get("content"), "tool_calls": calls or None}
+
+
 def _calls_of(said: dict[str, Any]) -> dict[str, Any]:
     return {"tool_calls": _parsed(said["tool_calls"])} if said.get("tool_calls") else {}
 
@@ -338,5 +405,6 @@ def _parsed(value: Any, default: Any = ()) -> Any:
 
 
 def _tools(value: Any) -> list[dict[str, Any]]:
-    tools = _parsed(value)
+    tools = [_parsed(tool.get("tool", tool).get("json_schema", tool)) for tool in _parsed(value)]
+    tools = [{**tool, "parameters": _parsed(tool["parameters"])} if tool.get("parameters") else tool for tool in tools]
     return [tool if "function" in tool else {"type": "function", "function": tool} for tool in tools]

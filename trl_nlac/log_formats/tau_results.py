@@ -7,7 +7,6 @@ from typing import Any
 
 from ..types import Message
 from .logged import LoggedConversations, UnreadableError, find_outcome, read_outcome
-from .messages import read_messages
 
 
 _CUT = ("max_steps", "timeout")  # why τ²-bench ended a simulation that could have continued
@@ -38,7 +37,7 @@ def read_results(values: Iterable[Any], outcome: str | None, found: LoggedConver
                 raise UnreadableError("an error ended the run, so its reward of 0 is none")
             found.add(
                 {
-                    "messages": read_messages(value["traj"], found),
+                    "messages": value["traj"],
                     "reward": find_outcome(value, outcome),
                     "task": {"task_index": value.get("task_id")},
                 }
@@ -59,12 +58,12 @@ def read_simulations(values: Iterable[Any], outcome: str | None, found: LoggedCo
         policy = _policy(value.get("info"))
         for simulation in found.shallow(value["simulations"]):
             try:
-                found.add(_simulation(simulation, policy, outcome, found))
+                found.add(_simulation(simulation, policy, outcome))
             except ValueError as error:
                 found.refuse(error)
 
 
-def _simulation(simulation: Any, policy: list[Message], outcome: str | None, found: LoggedConversations) -> dict:
+def _simulation(simulation: Any, policy: list[Message], outcome: str | None) -> dict:
     if not isinstance(simulation, dict) or not isinstance(simulation.get("messages"), list):
         raise UnreadableError("a simulation has no messages")
     reason = str(simulation.get("termination_reason"))
@@ -74,7 +73,7 @@ def _simulation(simulation: Any, policy: list[Message], outcome: str | None, fou
     reward = rewards.get("reward") if isinstance(rewards, dict) else None
     messages = [_message(message) for message in simulation["messages"] if _is_seen(message)]
     return {
-        "messages": read_messages([*policy, *messages], found),
+        "messages": [*policy, *messages],
         "reward": read_outcome(reward) if outcome is None else find_outcome(simulation, outcome),
         "terminated": reason not in _CUT,
         "task": {"task_id": simulation.get("task_id")},

@@ -207,7 +207,8 @@ def _is_stored(kind: pa.DataType) -> bool:
     if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
         return _is_stored(kind.value_type)
     is_number = pa.types.is_boolean(kind) or pa.types.is_integer(kind) or pa.types.is_floating(kind)
-    return is_number or pa.types.is_null(kind) or pa.types.is_string(kind) or pa.types.is_large_string(kind)
+    is_text = pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)
+    return is_number or is_text or pa.types.is_null(kind)
 
 
 def _optional(*kinds: type) -> Callable[[Any], bool]:

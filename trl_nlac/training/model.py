@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from accelerate.logging import get_logger
 from accelerate.utils import is_peft_model
-from transformers import AutoTokenizer, PreTrainedModel
+from transformers import PreTrainedModel
 from transformers.utils import cached_file
 
+from ..generation.loading import fit_embeddings
 from ..nlac_config import NLACConfig
 from ..private_names import create_model_from_path, disable_dropout_in_model
 from ..secrets import hide_secrets
@@ -202,10 +203,7 @@ def _load_with_adapter(name: str, config: "PeftConfig", kwargs: dict[str, Any]) 
     from peft import PeftModel
 
     model = create_model_from_path(config.base_model_name_or_path, **kwargs)
-    if cached_file(name, "tokenizer_config.json", _raise_exceptions_for_missing_entries=False) is not None:
-        tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=kwargs["trust_remote_code"])
-        if len(tokenizer) > model.get_input_embeddings().weight.shape[0]:
-            model.resize_token_embeddings(len(tokenizer))
+    fit_embeddings(model, name, None, kwargs["trust_remote_code"])
     return PeftModel.from_pretrained(model, name, is_trainable=True)
 
 
