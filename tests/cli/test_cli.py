@@ -21,7 +21,6 @@ from trl_nlac import NLACAgent, PrioritizedReplay
 from trl_nlac.cli.errors import CommandError
 from trl_nlac.cli.main import COMMANDS, main
 from trl_nlac.cli.options import (
-    add_agent_arguments,
     load_environment,
     load_environments,
     load_object,
@@ -31,6 +30,7 @@ from trl_nlac.cli.options import (
 )
 from trl_nlac.cli.origin import fill_from_run, note_origin, origin_flags
 from trl_nlac.cli.parser import Parser
+from trl_nlac.cli.parsers import add_agent_arguments
 from trl_nlac.cli.train import find_checkpoint
 from trl_nlac.environments.embedded import TINY_MODEL
 from trl_nlac.episodes.logs import load_logs

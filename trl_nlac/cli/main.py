@@ -6,11 +6,13 @@ import argparse
 import importlib
 import signal
 import sys
-import warnings
+from difflib import get_close_matches
 from importlib.metadata import version
 
 from ..secrets import hide_in_text
 from ..terminal import printable, printable_traceback
+from ..training.stopping import closing_on_sigterm
+from . import parsers
 from .errors import CommandError, known_errors
 
 
@@ -27,6 +29,11 @@ COMMANDS = {
     "buffer": "inspect, export and import replay buffers",
     "env": "print versions, for bug reports",
 }
+
+
+PARSERS = {name: vars(parsers)[f"{name}_parser"] for name in COMMANDS}
+TAKES_TRAINING = ("train", "plan", "preflight", "improve")  # the options of a training, too
+LIGHT = ("report", "buffer", "env")  # no model is loaded
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -55,16 +62,19 @@ def main(argv: list[str] | None = None) -> int:
         return 0
     name, *rest = argv
     if name not in COMMANDS:
-        print(f"trl-nlac: error: there is no command {name!r}. Commands are: {', '.join(COMMANDS)}.", file=sys.stderr)
+        close = get_close_matches(name, COMMANDS, n=1)
+        hint = f" Did you mean {close[0]!r}?" if close else f" Commands are: {', '.join(COMMANDS)}."
+        print(f"trl-nlac: error: there is no command {printable(name)!r}.{hint}", file=sys.stderr)
         return 2
     rest, shows_traceback = _take_debug(rest)
-    if name != "train":
-        _silence_libraries()
-    # Imported here: the list of commands needs none of the libraries, which take seconds.
-    command = importlib.import_module(f".{name}", __package__)
-    from ..training.stopping import closing_on_sigterm
-
     try:
+        if name != "train" or {"-h", "--help"} & set(rest):
+            parser = PARSERS[name]()
+            (parser.parse_known_args if name in TAKES_TRAINING else parser.parse_args)(rest)
+        # Imported here: help and mistakes need none of the libraries, which take seconds.
+        command = importlib.import_module(f".{name}", __package__)
+        if name not in ("train", *LIGHT):
+            importlib.import_module(".options", __package__).silence_libraries()
         with closing_on_sigterm(), known_errors():
             command.run(rest)
     except KeyboardInterrupt:
@@ -87,13 +97,3 @@ def _take_debug(words: list[str]) -> tuple[list[str], bool]:
     following = [*words[1:], ""]
     found = [i for i, word in enumerate(words) if word == "--debug" and not following[i].startswith(values)]
     return [word for i, word in enumerate(words) if i not in found], bool(found)
-
-
-def _silence_libraries() -> None:
-    """Hide progress bars and warnings of other libraries, which are not for those who only look."""
-    import datasets
-    import transformers
-
-    warnings.simplefilter("ignore", FutureWarning)
-    transformers.utils.logging.disable_progress_bar()
-    datasets.disable_progress_bars()

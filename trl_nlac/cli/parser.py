@@ -3,6 +3,7 @@
 """The parser of the commands' arguments, which imports next to nothing: some commands need no more."""
 
 import argparse
+import json
 from difflib import get_close_matches
 from typing import Any, NoReturn
 
@@ -29,3 +30,27 @@ def unknown_option(word: str, options: Any) -> str:
     """Report a word that is not an option."""
     close = get_close_matches(word, list(options), n=1)
     return f"there is no option {word!r}" + (f", did you mean {close[0]!r}?" if close else ".")
+
+
+def read_json(text: str) -> dict[str, Any]:
+    """
+    Parse a JSON object of the command line.
+
+    Raises:
+        CommandError: If it is not one.
+    """
+    try:
+        value = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise CommandError(f"{text!r} is not JSON: {error}.") from error
+    if not isinstance(value, dict):
+        raise CommandError(f'{text!r} is not a JSON object like {{"name": "value"}}.')
+    return value
+
+
+def read_value(text: str) -> Any:
+    """Read JSON, or else a string."""
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError:
+        return text

@@ -20,36 +20,13 @@ from ..nlac_config import NLACConfig
 from .errors import CommandError
 from .launch import OPTION, launch
 from .options import write_json
-from .parser import Parser
+from .parsers import preflight_parser
 from .train import make_trainer
 from .train_options import TrainParser
 
 
-DESCRIPTION = """\
-Try one iteration of a run in a folder of its own, which is removed, and say whether the run can learn: whether the
-roles keep to their formats, targets tell what was observed, and refined actions do as their critiques say and succeed
-as often as the policy's. It also says how long an iteration takes. All options of `trl-nlac train` are options here,
-too."""
-
-
-def make_parser() -> Parser:
-    usage = "trl-nlac preflight --config run.yaml [--name value ...]"
-    parser = Parser(prog="trl-nlac preflight", usage=usage, description=DESCRIPTION)
-    parser.add_argument(
-        "--num_episodes",
-        type=int,
-        default=64,
-        help="episodes that the policy plays first, and again with each action refined (default: 64; 0: none)",
-    )
-    parser.add_argument(
-        "--expected_success", type=float, help="success rate of the base model that was measured elsewhere"
-    )
-    parser.add_argument("--json", metavar="FILE", help="also write checks and metrics to this file")
-    return parser
-
-
 def run(words: list[str]) -> None:
-    args, of_run = make_parser().parse_known_args(words)
+    args, of_run = preflight_parser().parse_known_args(words)
     if args.num_episodes < 0:
         raise CommandError(f"--num_episodes must be at least 0, got {args.num_episodes}.")
     if args.expected_success is not None and not (args.num_episodes and 0 <= args.expected_success <= 1):

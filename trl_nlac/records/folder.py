@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""The folder of a run: names of its files, and its log. What belongs to later steps is set aside on a resume."""
+"""The folder of a run: names of its files. What belongs to later steps is set aside on a resume."""
 
 import json
 import logging
-import math
 import os
 import re
 from collections.abc import Iterator
@@ -14,8 +13,6 @@ from urllib.parse import unquote
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from transformers import TrainerCallback
-from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from ..types import RunRefused
 
@@ -38,7 +35,7 @@ _SAVED = (
     *("*.index.json", "*config.json", "*token*.json", "vocab.*", "merges.txt", "*.jinja", "training_args.bin"),
     *("nlac_*.json", "_nlac_*", "README.md", "report.html", SETTINGS),
 )
-_CHECKPOINT = re.compile(rf"{PREFIX_CHECKPOINT_DIR}-(\d+)")
+_CHECKPOINT = re.compile(r"checkpoint-(\d+)")
 END_OF_TRAINING = "train_loss"  # a metric that the last log of a run alone has
 
 
@@ -65,26 +62,6 @@ def checkpoints(run: str | Path) -> dict[int, Path]:
     """Find the checkpoints of a run by their steps, oldest first."""
     found = {int(match[1]): path for path in Path(run).glob("*") if (match := _CHECKPOINT.fullmatch(path.name))}
     return dict(sorted(found.items()))
-
-
-class TrainingLogCallback(TrainerCallback):
-    """
-    Write every log of a [`~transformers.Trainer`] as a line of JSON to `training_log.jsonl` in `output_dir`.
-
-    Attributes:
-        is_on (`bool`):
-            Whether it does. Can be changed.
-    """
-
-    is_on = True
-
-    def on_log(self, args, state, control, logs=None, **kwargs):
-        if state.is_world_process_zero and self.is_on:
-            path = Path(args.output_dir, TRAINING_LOG)
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with open(path, "a") as file:
-                line = {"step": state.global_step, **{name: _finite(value) for name, value in logs.items()}}
-                file.write(json.dumps(line, default=float) + "\n")
 
 
 def check_unused(run: str | Path) -> None:
@@ -196,8 +173,3 @@ def _parse(line: bytes) -> dict[str, Any]:
         return {**logged, "step": int(logged["step"])}
     except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
         return {"step": 0}
-
-
-def _finite(value):
-    """Return a number as JSON can hold it: `None` for NaN and infinities."""
-    return None if isinstance(value, float) and not math.isfinite(value) else value

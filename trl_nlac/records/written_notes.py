@@ -1,18 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""What a run was told and what it warned of, for the report."""
+"""What a run was told, what it logged and what it warned of, for the report."""
 
 import json
 import logging
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any
 
+from transformers import TrainerCallback
+
 from ..nlac_config import NLACConfig
 from ..secrets import hide_in_text, hide_secrets
-from .folder import SETTINGS, WARNINGS
+from .folder import SETTINGS, TRAINING_LOG, WARNINGS
 
 
 MAX_WARNINGS = 1000
@@ -76,3 +79,28 @@ class _Notes(logging.Handler):
                 file.write(json.dumps(line) + "\n")
         except Exception:
             self.handleError(record)  # as any handler: a full disk must not end the run
+
+
+class TrainingLogCallback(TrainerCallback):
+    """
+    Write every log of a [`~transformers.Trainer`] as a line of JSON to `training_log.jsonl` in `output_dir`.
+
+    Attributes:
+        is_on (`bool`):
+            Whether it does. Can be changed.
+    """
+
+    is_on = True
+
+    def on_log(self, args, state, control, logs=None, **kwargs):
+        if state.is_world_process_zero and self.is_on:
+            path = Path(args.output_dir, TRAINING_LOG)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with open(path, "a") as file:
+                line = {"step": state.global_step, **{name: _finite(value) for name, value in logs.items()}}
+                file.write(json.dumps(line, default=float) + "\n")
+
+
+def _finite(value):
+    """Return a number as JSON can hold it: `None` for NaN and infinities."""
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -10,7 +10,7 @@ from signal import Signals
 from typing import Any, Protocol
 
 from accelerate.logging import get_logger
-from accelerate.utils import broadcast_object_list
+from accelerate.utils import broadcast_object_list, gather_object
 from datasets import Dataset
 from torch.utils.data import DataLoader
 from transformers import ProgressCallback
@@ -19,10 +19,10 @@ from transformers.trainer_callback import TrainerState
 from transformers.trainer_utils import TrainOutput
 from trl.trainer.utils import get_config_model_id
 
-from ..records.folder import END_OF_TRAINING, TrainingLogCallback, check_unused, checkpoints, last_steps, set_aside
+from ..records.folder import END_OF_TRAINING, check_unused, checkpoints, last_steps, set_aside
 from ..records.lock import locked
 from ..records.records import Records
-from ..records.written_notes import noted_warnings, write_settings
+from ..records.written_notes import TrainingLogCallback, noted_warnings, write_settings
 from ..rendezvous import Rendezvous
 from ..shards import has_gathered_weights
 from ..types import RunRefused
@@ -291,7 +291,7 @@ class RunTrainer(AtomicSavingTrainer):
 
     def _maybe_log_save_evaluate(self, *args, **kwargs) -> None:
         super()._maybe_log_save_evaluate(*args, **kwargs)
-        number = self.stop_signals.agreed()
+        number = max(gather_object([self.stop_signals.received]))
         if not number:
             return
         if self.saved_step != self.state.global_step:
