@@ -6,14 +6,17 @@ import argparse
 import importlib
 import signal
 import sys
+from dataclasses import fields
 from difflib import get_close_matches
 from importlib.metadata import version
 
+from ..options.role_options import RoleOptions
 from ..secrets import hide_in_text
-from ..terminal import printable, printable_traceback
+from ..terminal import printable, printable_traceback, printed_warnings
 from ..training.stopping import closing_on_sigterm
 from . import parsers
-from .errors import CommandError, known_errors
+from .errors import CommandError, in_flags, known_errors
+from .train_arguments import TrainArguments
 
 
 COMMANDS = {
@@ -75,7 +78,7 @@ def main(argv: list[str] | None = None) -> int:
         command = importlib.import_module(f".{name}", __package__)
         if name not in ("train", *LIGHT):
             importlib.import_module(".options", __package__).silence_libraries()
-        with closing_on_sigterm(), known_errors():
+        with closing_on_sigterm(), printed_warnings(), known_errors():
             command.run(rest)
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
@@ -83,12 +86,24 @@ def main(argv: list[str] | None = None) -> int:
         if shows_traceback:
             print(printable_traceback(error), file=sys.stderr)
         message = printable(hide_in_text(str(error))).replace("\n", " ")
+        message = in_flags(message, _flags(name)) if "`" in message else message
         print(f"trl-nlac {name}: error: {message}", file=sys.stderr)
         return 2
     except Exception as error:
         print(printable_traceback(error), file=sys.stderr)
         return 1
     return 0
+
+
+def _flags(name: str) -> dict[str, str]:
+    """Return how the options of a command are written before their values."""
+    if name in TAKES_TRAINING:
+        from ..nlac_config import NLACConfig  # slow
+
+        return {option.name: f"--{option.name} " for of in (NLACConfig, TrainArguments) for option in fields(of)}
+    own = {flag.removeprefix("--"): f"{flag} " for flag in PARSERS[name]().flags()}
+    of_roles = {option.name: f"--option {option.name}=" for option in fields(RoleOptions) if "option" in own}
+    return of_roles | own
 
 
 def _take_debug(words: list[str]) -> tuple[list[str], bool]:

@@ -28,6 +28,7 @@ from ..episodes.recorder import checked_opening
 from ..episodes.rewards import EpisodeRewards, load_rewards
 from ..episodes.text_environment import describe_error
 from ..options.environment_options import EnvironmentOptions
+from ..records.folder import checkpoints
 from ..secrets import remember_secrets
 from ..training.arguments import first_rows
 from .errors import CommandError, one_line_errors, one_line_errors_of_files
@@ -250,7 +251,9 @@ def check_model(name: str, revision: str | None = None) -> None:
         if isinstance(error.__cause__, LocalEntryNotFoundError):
             raise ValueError(f"there is no such folder, and {_unasked('model')}") from error
         raise
-    raise ValueError(f"it is no model: it has neither {' nor '.join(files)}.")
+    found = list(checkpoints(name).values())
+    hint = f" Its newest checkpoint is one: {found[-1]}." if found else ""
+    raise ValueError(f"it is no model: it has neither {' nor '.join(files)}.{hint}")
 
 
 def _unasked(kind: str) -> str:

@@ -22,6 +22,12 @@ class Parser(argparse.ArgumentParser):
             self.error(unknown_option(unknown[0], self._option_string_actions))
         return known
 
+    def flags(self) -> list[str]:
+        """Return the options, those of actions included."""
+        actions = [action for action in self._actions if isinstance(action, argparse._SubParsersAction)]
+        parsers = [parser for action in actions for parser in action.choices.values()]
+        return [*self._option_string_actions, *(flag for parser in parsers for flag in parser.flags())]
+
     def error(self, message: str) -> NoReturn:
         raise CommandError(message)
 

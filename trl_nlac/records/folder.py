@@ -37,6 +37,7 @@ _SAVED = (
 )
 _CHECKPOINT = re.compile(r"checkpoint-(\d+)")
 END_OF_TRAINING = "train_loss"  # a metric that the last log of a run alone has
+SECONDS = "train_seconds"  # of all sessions of a run until a log
 
 
 def completions_file(output_dir: str | Path, step: int, kind: str = "") -> Path:

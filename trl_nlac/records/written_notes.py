@@ -15,11 +15,11 @@ from transformers import TrainerCallback
 
 from ..nlac_config import NLACConfig
 from ..secrets import hide_in_text, hide_secrets
+from ..terminal import RANK, printed_warnings
 from .folder import SETTINGS, TRAINING_LOG, WARNINGS
 
 
 MAX_WARNINGS = 1000
-_PREFIX = "[RANK 0] "  # of accelerate's loggers
 _OF_THE_PLACE = {"output_dir", "run_name", "logging_dir", "project", "trackio_space_id"}
 
 
@@ -50,14 +50,12 @@ def write_settings(args: NLACConfig, model: str) -> None:
 def noted_warnings(run: str | Path, step: Callable[[], int]) -> Iterator[None]:
     """Write the warnings of this package down while a run goes on, one line of JSON each, with the step."""
     logger = logging.getLogger(__name__.partition(".")[0])
-    # A logger without handlers prints warnings; with one it would not.
-    handlers = [_Notes(Path(run, WARNINGS), step), *([] if logger.hasHandlers() else [logging.lastResort])]
-    for handler in handlers:
+    handler = _Notes(Path(run, WARNINGS), step)
+    with printed_warnings():  # a logger without handlers prints warnings; with this one it would not
         logger.addHandler(handler)
-    try:
-        yield
-    finally:
-        for handler in handlers:
+        try:
+            yield
+        finally:
             logger.removeHandler(handler)
 
 
@@ -73,7 +71,7 @@ class _Notes(logging.Handler):
             return
         self.num_left -= 1
         try:
-            line = {"step": self.step(), "message": hide_in_text(record.getMessage().removeprefix(_PREFIX))}
+            line = {"step": self.step(), "message": hide_in_text(record.getMessage().removeprefix(RANK))}
             self.path.parent.mkdir(parents=True, exist_ok=True)
             with open(self.path, "a", encoding="utf-8", errors="replace") as file:
                 file.write(json.dumps(line) + "\n")

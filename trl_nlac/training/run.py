@@ -19,7 +19,7 @@ from transformers.trainer_callback import TrainerState
 from transformers.trainer_utils import TrainOutput
 from trl.trainer.utils import get_config_model_id
 
-from ..records.folder import END_OF_TRAINING, check_unused, checkpoints, last_steps, set_aside
+from ..records.folder import END_OF_TRAINING, SECONDS, check_unused, checkpoints, last_steps, set_aside
 from ..records.lock import locked
 from ..records.records import Records
 from ..records.written_notes import TrainingLogCallback, noted_warnings, write_settings
@@ -92,6 +92,8 @@ class RunTrainer(AtomicSavingTrainer):
         self.add_callback(TrainBeginCallback(self._begin))
         self._has_opened_folder = False
         self._saved_losses: list[float] | None = None  # of the checkpoint
+        self._saved_seconds = 0.0  # that training took before it was resumed
+        self._start = 0.0  # when it would have begun without a pause
         self._loss_start = 0  # step since which they are summed
         self._logged_before: list[dict[str, float]] = []  # at step 0, before training started
 
@@ -146,7 +148,7 @@ class RunTrainer(AtomicSavingTrainer):
             if self.is_world_process_zero() and not self.had_ended:
                 write_settings(self.args, get_config_model_id(self.model.config))
                 stack.enter_context(noted_warnings(self.args.output_dir, lambda: self.state.global_step))
-            self._loss_start = 0
+            self._loss_start, self._saved_seconds = 0, 0.0
             # Transformers begins a new history; the log of the run keeps these, too.
             self._logged_before = [log for log in self.state.log_history if checkpoint is None and log["step"] == 0]
             if checkpoint is not None:
@@ -266,18 +268,20 @@ class RunTrainer(AtomicSavingTrainer):
             "kept_options": kept_options(self.args),
             "iteration_options": options_of_iteration(self.args),
             "recorded": self.records.recorded,
+            "seconds": time.perf_counter() - self._start,
             "losses": [self._tr_loss.item(), self._total_loss_scalar, self._globalstep_last_logged, self._loss_start],
             "parts": {name: part.state_dict() for name, part in self.stateful.items()},
         }
 
     def load_run_state(self, state: dict[str, Any]) -> None:
         """Load a state from [`~RunTrainer.run_state`]."""
-        self._saved_losses = state["losses"]
+        self._saved_losses, self._saved_seconds = state["losses"], state["seconds"]
         for name, part in self.stateful.items():
             part.load_state_dict(state["parts"][name])
 
     def _begin(self) -> None:
         """Go on, before the first step, with what the trainer's own checkpoint has not restored."""
+        self._start = time.perf_counter() - self._saved_seconds
         self.state.log_history[:0] = self._logged_before
         self._find_best()
         if self._saved_losses is None:
@@ -307,6 +311,8 @@ class RunTrainer(AtomicSavingTrainer):
         stop_at_once(number)
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        if "loss" in logs or END_OF_TRAINING in logs:
+            logs[SECONDS] = time.perf_counter() - self._start
         if END_OF_TRAINING in logs:
             # Of all steps, also of those before the run was resumed.
             logs[END_OF_TRAINING] = self._total_loss_scalar / max(1, self.state.global_step - self._loss_start)
