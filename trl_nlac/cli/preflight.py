@@ -10,13 +10,14 @@ from functools import partial
 import torch
 from rich.console import Console
 from rich.table import Table
-from transformers import PrinterCallback, Trainer, TrainerCallback
+from transformers import Trainer, TrainerCallback
 
 from ..agent.better_actions import act_better
 from ..episodes.rollout import Act
 from ..evaluation.evaluation import evaluate_policy, joint_metrics
 from ..evaluation.readiness import NO_GO, Check, check_iteration, check_refinement, check_success
 from ..nlac_config import NLACConfig
+from ..records.console import ConsoleCallback
 from .errors import CommandError
 from .launch import OPTION, launch
 from .options import write_json
@@ -42,7 +43,7 @@ def run(words: list[str]) -> None:
     folder = f"{options.output_dir.rstrip('/')}.preflight"
     trainer = make_trainer(*parser.read([*of_run, *_trial(folder, options)]), parser.unsupported)
     trial = Trial(trainer, args.num_episodes)
-    trainer.remove_callback(PrinterCallback)
+    trainer.remove_callback(ConsoleCallback)
     trainer.add_callback(trial)
     try:
         trainer.train()
@@ -59,7 +60,7 @@ def _trial(folder: str, of_run: NLACConfig) -> list[str]:
     options = {"output_dir": folder, "overwrite_output_dir": True, "max_steps": of_run.updates_per_iteration}
     options |= {"logging_strategy": "steps", "logging_steps": 1, "report_to": "none", "disable_tqdm": True}
     options |= {"save_strategy": "no", "eval_strategy": "no", "eval_on_start": False, "load_best_model_at_end": False}
-    options |= {"push_to_hub": False, "log_completions": False}
+    options |= {"push_to_hub": False, "log_completions": False, "audit_samples": 0}
     if of_run.lr_scheduler_type in ("reduce_lr_on_plateau", "greedy"):  # which follow evaluations
         options["lr_scheduler_type"] = "constant"
     return [word for name, value in options.items() for word in (f"--{name}", str(value))]

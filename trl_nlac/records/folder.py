@@ -23,6 +23,7 @@ TRAINING_LOG = "training_log.jsonl"
 COMPLETIONS = "completions"
 # Not uploaded with the output folder, because of the underscore.
 AUDIT = "_audit"
+EPISODES = "_episodes"  # a few, without `log_completions`
 SETTINGS = "_settings.json"
 WARNINGS = "_warnings.jsonl"
 SUPERSEDED = "_superseded"
@@ -40,13 +41,13 @@ END_OF_TRAINING = "train_loss"  # a metric that the last log of a run alone has
 SECONDS = "train_seconds"  # of all sessions of a run until a log
 
 
-def completions_file(output_dir: str | Path, step: int, kind: str = "") -> Path:
+def completions_file(output_dir: str | Path, step: int, kind: str = "", folder: str = COMPLETIONS) -> Path:
     """
     Name the file of the episodes until a step; `kind` is the prefix of an evaluation, such as `"eval"`. Slashes in it
     are quoted, see [`kind_of`], and other characters stay, so that names are short and can be read.
     """
     kind = kind.replace("%", "%25").replace("/", "%2F")
-    return Path(output_dir, COMPLETIONS, f"{kind}_{COMPLETIONS}_{step:05d}.parquet".lstrip("_"))
+    return Path(output_dir, folder, f"{kind}_{COMPLETIONS}_{step:05d}.parquet".lstrip("_"))
 
 
 def kind_of(match: re.Match) -> str:
@@ -138,7 +139,7 @@ def _new_folder(parent: Path) -> Path:
 
 def _later_files(run: Path, step: int, recorded: int) -> Iterator[Path]:
     """Find the files of evaluations after `step`, and those of training after `recorded`."""
-    for folder in (COMPLETIONS, AUDIT):
+    for folder in (COMPLETIONS, EPISODES, AUDIT):
         for path in sorted(run.glob(f"{folder}/*.parquet")):
             match = RECORD_FILE.fullmatch(path.name)
             if match and int(match["step"]) > (step if match["kind"] else recorded):

@@ -58,7 +58,7 @@ class IdleMonitor:
         Raises:
             TrainingStopped: If no loss had one.
         """
-        why = _why(causes)
+        why = " ".join(causes) or "See the format rates in the log."
         if self.is_exceeded:
             number = min(self.num_iterations.values())
             raise TrainingStopped(f"No trainable example in {number} consecutive iterations. {why}")
@@ -72,7 +72,7 @@ class IdleMonitor:
     def warn_at_the_end(self, causes: list[str]) -> None:
         """Warn of a run that ends without having been trained."""
         if not self.has_trained:
-            logger.warning(f"Nothing was trained: there was not one example. {_why(causes)}")
+            logger.warning(f"Nothing was trained: there was not one example. {' '.join(causes)}")
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state for a checkpoint. A run that stopped because of them begins to count anew."""
@@ -82,10 +82,6 @@ class IdleMonitor:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Load a state from [`~IdleMonitor.state_dict`]."""
         self.num_iterations, self.has_trained = state["num_iterations"], state["has_trained"]
-
-
-def _why(causes: list[str]) -> str:
-    return " ".join(causes) or "See the format rates in the log."
 
 
 _TOKENS_OF_A_THOUGHT = 2048

@@ -13,12 +13,13 @@ from accelerate.logging import get_logger
 from accelerate.utils import broadcast_object_list, gather_object
 from datasets import Dataset
 from torch.utils.data import DataLoader
-from transformers import ProgressCallback
+from transformers import PrinterCallback, ProgressCallback
 from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_callback import TrainerState
 from transformers.trainer_utils import TrainOutput
 from trl.trainer.utils import get_config_model_id
 
+from ..records.console import ConsoleCallback, ProgressBar
 from ..records.folder import END_OF_TRAINING, SECONDS, check_unused, checkpoints, last_steps, set_aside
 from ..records.lock import locked
 from ..records.records import Records
@@ -90,6 +91,12 @@ class RunTrainer(AtomicSavingTrainer):
         self._training_log = TrainingLogCallback()
         self.add_callback(self._training_log)
         self.add_callback(TrainBeginCallback(self._begin))
+        for callback in list(self.callback_handler.callbacks):
+            if type(callback) in (PrinterCallback, ProgressCallback):  # which print all metrics of a log
+                self.remove_callback(callback)
+                if type(callback) is ProgressCallback:
+                    self.add_callback(ProgressBar())
+        self.add_callback(ConsoleCallback(lambda: self.records.take_row()))
         self._has_opened_folder = False
         self._saved_losses: list[float] | None = None  # of the checkpoint
         self._saved_seconds = 0.0  # that training took before it was resumed
