@@ -46,6 +46,14 @@ class NLACConfig(TrainingOptions, RoleOptions, GenerationOptions, EnvironmentOpt
         "role_sampling",
     ]
 
+    def __new__(cls, *args, **options):
+        if unknown := [name for name in options if name not in cls.__dataclass_fields__]:
+            from .options.of_grpo import hint_of_grpo  # for an error alone
+
+            if hint := hint_of_grpo(unknown):
+                raise TypeError(f"`{cls.__name__}` does not have the options {', '.join(unknown)}. {hint}")
+        return super().__new__(cls)
+
     def __post_init__(self):
         remember_secrets(vars(self))
         is_path = self.output_dir is None or isinstance(self.output_dir, (str, os.PathLike))

@@ -7,6 +7,7 @@ import json
 from difflib import get_close_matches
 from typing import Any, NoReturn
 
+from ..options.of_grpo import hint_of_grpo
 from .errors import CommandError
 
 
@@ -34,6 +35,8 @@ class Parser(argparse.ArgumentParser):
 
 def unknown_option(word: str, options: Any) -> str:
     """Report a word that is not an option."""
+    if hint := hint_of_grpo([word.partition("=")[0].removeprefix("--")]):
+        return f"there is no option {word!r}. {hint}"
     close = get_close_matches(word, list(options), n=1)
     return f"there is no option {word!r}" + (f", did you mean {close[0]!r}?" if close else ".")
 
