@@ -18,16 +18,17 @@ from trl.trainer.base_config import _BaseConfig
 
 import trl_nlac
 from trl_nlac import NLACConfig, environments
-from trl_nlac.cli.train_options import TrainArguments
+from trl_nlac.cli.train_arguments import TrainArguments
 from trl_nlac.options.documented import subjects
 from trl_nlac.options.environment_options import EnvironmentOptions
 from trl_nlac.options.generation_options import GenerationOptions
 from trl_nlac.options.record_options import RecordOptions
 from trl_nlac.options.role_options import RoleOptions
+from trl_nlac.options.training_options import TrainingOptions
 
 
 PAGES = Path(__file__).parent.parent / "docs" / "source"
-OPTIONS = [NLACConfig, RoleOptions, GenerationOptions, EnvironmentOptions, RecordOptions]
+OPTIONS = [RoleOptions, TrainingOptions, GenerationOptions, EnvironmentOptions, RecordOptions]
 OPTION = re.compile(r"^        (\w+) \((.*)\):$", re.MULTILINE)
 
 

@@ -486,6 +486,7 @@ class NLACTrainer(PublishedTrainer, ComparedEvaluations, RunTrainer):
             self.player.finish(self.state.global_step)
             self.records.end_iteration()
             self.records.write(self.state.global_step)
+            self.idle.warn_at_the_end(list(self.records.formats.causes().values()))
         super().log(logs, start_time)
 
     # Evaluation

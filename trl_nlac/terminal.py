@@ -2,9 +2,17 @@
 
 """What others wrote, on its way to a terminal."""
 
+import logging
 import re
+import sys
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
+
+from rich.console import Console
+from rich.text import Text
+from tqdm.auto import tqdm
 
 from .secrets import hide_in_text
 
@@ -12,6 +20,7 @@ from .secrets import hide_in_text
 MAX_TRACEBACK = 20_000  # characters
 
 MAX_SHOWN = 200  # characters
+RANK = "[RANK 0] "  # of accelerate's loggers, before a message
 
 # All control characters but newlines and tabs, and those that turn the direction of text around.
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
@@ -42,3 +51,27 @@ def shown(value: Any) -> str:
         return printable(text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]} [...]")
     except BaseException:
         return f"a {type(value).__name__} that cannot be shown"
+
+
+class _Warnings(logging.Handler):
+    """Prints each warning on lines of its own, which no progress bar shares."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        message = printable(hide_in_text(record.getMessage().removeprefix(RANK)))
+        with tqdm.external_write_mode(file=sys.stderr):
+            text = Text.assemble("\n", ("warning: ", "bold yellow"), message)
+            Console(stderr=True, soft_wrap=True).print(text)
+
+
+@contextmanager
+def printed_warnings() -> Iterator[None]:
+    """Print the warnings of this package, where nothing else does."""
+    logger = logging.getLogger(__name__.partition(".")[0])
+    handlers = [] if logger.hasHandlers() else [_Warnings(logging.WARNING)]
+    for handler in handlers:
+        logger.addHandler(handler)
+    try:
+        yield
+    finally:
+        for handler in handlers:
+            logger.removeHandler(handler)

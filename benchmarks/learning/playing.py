@@ -12,7 +12,6 @@ import torch
 from accelerate import Accelerator
 from torch import nn
 from transformers import PreTrainedModel, Trainer, TrainerCallback
-from transformers.trainer_callback import PrinterCallback
 
 from benchmarks.learning.tasks import LearningTask
 from trl_nlac import NLACConfig, NLACTrainer
@@ -24,6 +23,7 @@ from trl_nlac.evaluation.evaluation import evaluate_policy, joint_metrics
 from trl_nlac.generation.generator import Sampling
 from trl_nlac.generation.loading import load_generator
 from trl_nlac.method.roles import Roles
+from trl_nlac.records.console import ConsoleCallback
 from trl_nlac.types import Answer, Episode, Prompt
 
 
@@ -282,7 +282,7 @@ def train_until_spent(
 ) -> LearningCurve:
     """Train until the budget is spent. Without `num_environment_steps`, the steps of `player` count."""
     curve = LearningCurve(player, num_environment_steps or (lambda: player.num_environment_steps), budget, interval)
-    trainer.remove_callback(PrinterCallback)
+    trainer.remove_callback(ConsoleCallback)
     trainer.add_callback(curve)
     try:
         trainer.train()

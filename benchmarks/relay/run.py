@@ -24,7 +24,6 @@ from typing import Any
 import torch
 from accelerate import Accelerator
 from transformers import Trainer, TrainerCallback
-from transformers.trainer_callback import PrinterCallback
 
 from benchmarks import reporting
 from benchmarks.cells import read_cells
@@ -43,6 +42,7 @@ from trl_nlac.episodes.logs import episodes_from_logs
 from trl_nlac.episodes.recorder import replay_actions
 from trl_nlac.method.backup import bellman_targets
 from trl_nlac.method.critic import critiques
+from trl_nlac.records.console import ConsoleCallback
 from trl_nlac.types import Answer, Transition
 
 
@@ -201,7 +201,7 @@ def learn_from_logs(method: str, seed: int, args: argparse.Namespace) -> dict[st
     task = relay(seed, args.floors)
     trainer, player = make_trainer(task, method, seed, args.runs / f"{method}_{seed}", args.max_steps)
     curve = FloorCurve(player, max(1, args.max_steps // NUM_EVALUATIONS))
-    trainer.remove_callback(PrinterCallback)
+    trainer.remove_callback(ConsoleCallback)
     trainer.add_callback(curve)
     trainer.train()
     trainer.model.eval()

@@ -31,7 +31,7 @@ from pathlib import Path
 import matplotlib
 from rich.console import Console
 from rich.table import Table
-from transformers.trainer_callback import PrinterCallback, ProgressCallback
+from transformers.trainer_callback import ProgressCallback
 from trl import TrlParser
 
 from trl_nlac import NLACConfig, NLACTrainer
@@ -45,6 +45,7 @@ from trl_nlac.environments.embedded import (
     make_environment,
     make_tasks,
 )
+from trl_nlac.records.console import ConsoleCallback
 
 
 matplotlib.use("Agg")
@@ -188,7 +189,7 @@ def main():
         environment_factory=lambda: make_environment(instance, training_args.action_format),
         prompts=SUPPORT_PROMPTS if in_english else COMPACT_PROMPTS,
     )
-    trainer.remove_callback(PrinterCallback)
+    trainer.remove_callback(ConsoleCallback)
     trainer.remove_callback(ProgressCallback)
     trainer.add_callback(QuickstartProgress)
 

@@ -83,10 +83,10 @@ def test_long_conversations_are_cut_as_in_training():
 
 def test_prompts_fit_into_the_context(caplog):
     """The context of the embedded model is 512 tokens."""
-    options = {"action_format": "text", "max_prompt_length": 8192, "max_completion_length": 48}
+    options = {"action_format": "text", "max_prompt_length": 6000, "max_completion_length": 48}
     agent = NLACAgent.from_pretrained(TINY_MODEL, device="cpu", **options)
     assert agent.options.max_prompt_length == agent.roles.options.max_prompt_length == 464
-    assert "`max_prompt_length=8192` with `max_completion_length=48` needs more" in caplog.text
+    assert "`max_prompt_length=6000` with `max_completion_length=48` needs more" in caplog.text
     said = [{"role": "assistant", "content": "route billing amber photo noon"}, *MESSAGES]
     assert agent.encode([*MESSAGES, *said * 100]).num_tokens <= 464
     with pytest.raises(ValueError, match="`max_completion_length=512` leaves no room for a prompt"):

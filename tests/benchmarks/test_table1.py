@@ -21,7 +21,8 @@ from benchmarks.learning.tasks import make_task
 from benchmarks.table1 import cell, paper, run
 from benchmarks.table1.baselines import RFTTrainer
 from trl_nlac import NLACConfig
-from trl_nlac.cli.plan import make_parser, make_plan
+from trl_nlac.cli.parsers import plan_parser
+from trl_nlac.cli.plan import make_plan
 
 
 ROOT = Path(__file__).parents[2]
@@ -71,7 +72,7 @@ class TestRecipes:
     def test_nlac_fits_as_planned(self, recipe, tmp_path, monkeypatch):
         cache_configs(tmp_path / "hub", monkeypatch)
         (line,) = re.findall("trl-nlac plan (.*)", recipe.read_text())
-        args, words = make_parser().parse_known_args(shlex.split(line.replace("examples/", f"{ROOT}/examples/")))
+        args, words = plan_parser().parse_known_args(shlex.split(line.replace("examples/", f"{ROOT}/examples/")))
         plan, _ = make_plan(args, words)
         assert plan.fits and not plan.warnings and plan.margin > 4e9
 

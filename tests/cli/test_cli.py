@@ -21,7 +21,6 @@ from trl_nlac import NLACAgent, PrioritizedReplay
 from trl_nlac.cli.errors import CommandError
 from trl_nlac.cli.main import COMMANDS, main
 from trl_nlac.cli.options import (
-    add_agent_arguments,
     load_environment,
     load_environments,
     load_object,
@@ -31,6 +30,7 @@ from trl_nlac.cli.options import (
 )
 from trl_nlac.cli.origin import fill_from_run, note_origin, origin_flags
 from trl_nlac.cli.parser import Parser
+from trl_nlac.cli.parsers import add_agent_arguments
 from trl_nlac.cli.train import find_checkpoint
 from trl_nlac.environments.embedded import TINY_MODEL
 from trl_nlac.episodes.logs import load_logs
@@ -138,6 +138,13 @@ class TestTrain:
         assert main(["train", "--config", "run.yaml", "--max_steps", "4", "--resume_from_checkpoint", "last"]) == 0
         lines = [json.loads(line) for line in (folder / "run" / "training_log.jsonl").read_text().splitlines()]
         assert [line["step"] for line in lines if "loss" in line] == [2, 4]
+        for path in (folder / "run").glob("model*.safetensors"):  # as a run that was stopped
+            path.unlink()
+        (folder / "run" / "config.json").unlink()
+        assert main(["play", "run", "--trust_remote_code"]) == 2
+        assert "Its newest checkpoint is one: run/checkpoint-4." in capsys.readouterr().err
+        assert main([*shlex.split(play.replace("/run ", "/run/checkpoint-4 "))[1:], "--auto"]) == 0
+        assert '{"number": 1}' in capsys.readouterr().out  # a task of the run
 
     def test_a_used_folder(self, folder, capsys, monkeypatch):
         """A second run changes nothing in it, nor does a resume of what has ended. The run can be moved."""
@@ -145,7 +152,9 @@ class TestTrain:
         before = {path: path.read_bytes() for path in (folder / "run").rglob("*") if path.is_file()}
         assert main(["train", "--config", "run.yaml", "--max_steps", "1", "--environment_kwargs", "{}"]) == 2
         error = capsys.readouterr().err.splitlines()[-1]
-        assert f"`output_dir` '{folder / 'run'}' has a run already, see checkpoint-2: resume it" in error
+        assert (
+            f"--output_dir '{folder / 'run'}' has a run already, see checkpoint-2: resume it (--resume_from_" in error
+        )
         for words in (["--max_steps", "1"], []):
             assert main(["train", "--config", "run.yaml", "--resume_from_checkpoint", "last", *words]) == 0
         assert {path: path.read_bytes() for path in (folder / "run").rglob("*") if path.is_file()} == before
@@ -212,7 +221,7 @@ class TestTrain:
             (["--environment_kwargs", "{limit}"], "is not JSON"),
             (["--environment_kwargs", '{"size": 3}'], "unexpected keyword argument 'size'"),
             (["--max_turns", "many"], "invalid int value: 'many'"),
-            (["--max_turns", "0"], "`max_turns` must be between 1 and 100,000, got 0."),
+            (["--max_turns", "0"], "--max_turns must be between 1 and 100,000, got 0."),
             (["--model_name_or_path", "no/such-model"], "--model_name_or_path no/such-model: "),
             (["--prompts", "guess.py"], "guess.py"),
             (
@@ -330,7 +339,7 @@ class TestErrors:
         (more / "tasks.jsonl").write_text('{"number": 3, "environment": "a"}\n{"number": 5, "environment": "b"}\n')
         words = ["--environment_factory", "a=guess.py:GuessTheNumber", "c=guess.py:GuessTheNumber"]
         error = self.fail(capsys, *words, "--eval_strategy", "no", "--eval_dataset_name", "")
-        assert "The column `environment` of a task is 'b'; `environment_factory` has ['a', 'c']" in error
+        assert "The column `environment` of a task is 'b'; --environment_factory has ['a', 'c']" in error
 
     def test_no_tasks(self, folder, capsys):
         write_config(folder, **OPTIONS, dataset_name=None, max_steps=None)
@@ -344,7 +353,7 @@ class TestErrors:
         write_config(folder, **OPTIONS, use_cpu=None, bf16=None)
         for words, message in [
             (["--max_turn", "3"], "there is no option '--max_turn'"),
-            (["--max_turns", "0"], "`max_turns` must be between 1 and 100,000"),
+            (["--max_turns", "0"], "--max_turns must be between 1 and 100,000"),
             (["--environment_factory", "guess.py:Nothing"], "has no 'Nothing'"),
             (["--dataset_name", "nothing.jsonl"], "there is no file nothing.jsonl"),
             (["--eval_dataset_name", "tasks.jsonl", "--environment_kwargs", '{"size": 3}'], "argument 'size'"),
@@ -363,7 +372,7 @@ class TestErrors:
         assert "Traceback (most recent call last):" in traceback and line.startswith("None of ")
         words += ["--episodes_per_iteration", "100", "--output_dir", "third"]
         error = self.fail(capsys, *words)
-        assert "`max_environment_failure_rate` is 0.5. The last failure" in error
+        assert "--max_environment_failure_rate is 0.5. The last failure" in error
         assert error.endswith("The last failure on this process: ConnectionError: no line")
 
     def test_defects_keep_their_traceback(self, folder, capsys, monkeypatch):
@@ -377,7 +386,7 @@ class TestErrors:
 
     def test_debug_of_transformers(self, folder, capsys):
         """It has an option of this name, with a value."""
-        assert "`max_turns`" in self.fail(capsys, "--debug", "underflow_overflow", "--max_turns", "0")
+        assert "--max_turns" in self.fail(capsys, "--debug", "underflow_overflow", "--max_turns", "0")
 
     def test_memory(self, folder, capsys, monkeypatch):
         def fail(*args, **kwargs):
@@ -715,7 +724,7 @@ class TestBuffer:
         printed = capsys.readouterr().out
         assert re.search(rf"episodes\W+{number}\b", printed) and list(tmp_path.iterdir()) == [logs]
         assert main(["buffer", "import", str(logs), *model, "--check", "--max_prompt_length", "2"]) == 2
-        assert "`max_prompt_length` is 2" in capsys.readouterr().err
+        assert "--max_prompt_length is 2" in capsys.readouterr().err
         if suffix == "jsonl":
             assert main(["buffer", "import", str(logs), *model, "--check", "--split", "train[:3]"]) == 2
             assert "is read as a whole" in capsys.readouterr().err

@@ -16,7 +16,7 @@ def test_env_prints_what_matters_on_gpus(monkeypatch, capsys):
     lines = dict(line.removeprefix("- ").split(": ", 1) for line in printed.splitlines() if line.startswith("- "))
     for name, package in (("trl-nlac", "trl-nlac"), ("TRL", "trl"), ("Transformers", "transformers")):
         assert lines[f"{name} version"].startswith(version(package)), name
-    assert {"GPU memory", "CUDA of PyTorch", "NCCL version", "Triton version", "vLLM for CPUs"} <= lines.keys()
+    assert {"GPUs", "CUDA packages", "Triton version", "vLLM for CPUs version"} <= lines.keys()
     assert "NCCL_DEBUG=INFO" in lines["Environment variables"]
     assert "VLLM_API_KEY" in lines["Environment variables"]
     assert "sk-0123456789abcdef" not in printed and "unrelated" not in printed

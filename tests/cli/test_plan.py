@@ -16,7 +16,8 @@ from peft import LoraConfig
 from trl_nlac.cli.errors import CommandError
 from trl_nlac.cli.main import main
 from trl_nlac.cli.packaged import PACKAGE
-from trl_nlac.cli.plan import launch_lines, make_parser, make_plan
+from trl_nlac.cli.parsers import plan_parser
+from trl_nlac.cli.plan import launch_lines, make_plan
 from trl_nlac.cli.train_options import TrainParser
 from trl_nlac.planning.run_plan import Plan
 
@@ -35,7 +36,7 @@ def hub(tmp_path, monkeypatch):
 
 
 def plan_of(line: str) -> tuple[Plan, list[str]]:
-    args, words = make_parser().parse_known_args(shlex.split(line))
+    args, words = plan_parser().parse_known_args(shlex.split(line))
     plan, names = make_plan(args, words)
     return plan, launch_lines(plan, names, words)
 

@@ -59,6 +59,7 @@ def make_config(output_dir, **kwargs) -> NLACConfig:
         min_p=0.0,
         max_steps=2,
         max_turns=4,
+        audit_samples=0,
     )
     return NLACConfig(**tiny_options(output_dir, **{**settings, **kwargs}))
 

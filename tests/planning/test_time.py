@@ -12,9 +12,10 @@ from transformers import AutoConfig
 from transformers.models.qwen2_5_omni.configuration_qwen2_5_omni import Qwen2_5OmniTextConfig
 
 from trl_nlac.planning.memory import Sharing
+from trl_nlac.planning.rates import Rates
 from trl_nlac.planning.run_plan import Machines, Plan
 from trl_nlac.planning.shape import model_shape
-from trl_nlac.planning.time import Lengths, Phase, Rates, answers, phases, written_share
+from trl_nlac.planning.time import Lengths, Phase, answers, phases, written_share
 
 
 SHAPE = model_shape(AutoConfig.for_model(**json.loads((CONFIGS / "Qwen2.5-7B-Instruct.json").read_text())))

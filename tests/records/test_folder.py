@@ -11,7 +11,8 @@ from helpers.records_utils import CONFIG, read
 from helpers.testing_utils import make_trainer
 from transformers import TrainerState
 
-from trl_nlac.records.folder import RECORD_FILE, TrainingLogCallback, completions_file, kind_of, set_aside
+from trl_nlac.records.folder import RECORD_FILE, completions_file, kind_of, set_aside
+from trl_nlac.records.written_notes import TrainingLogCallback
 
 
 def test_training_log(tmp_path):

@@ -92,7 +92,9 @@ class TestPage:
             "Losses"
         ]
         assert "trained in 1 h 2 min" in page.text and "LlamaForCausalLM" in page.text
-        assert "log_completions=True" in page.text and "browser" not in [attrs.get("id") for _, attrs in page.tags]
+        assert "No episodes were recorded" in page.text and "browser" not in [
+            attrs.get("id") for _, attrs in page.tags
+        ]
         assert "data-charts" not in {name for _, attrs in page.tags for name in attrs if attrs[name] == "learning"}
 
     def test_only_audited_samples(self, tmp_path):

@@ -334,6 +334,12 @@ class TestIdle:
         logs = [entry for entry in trainer.state.log_history if "critic/num_examples" in entry]
         assert all(entry["critic/num_examples"] > 0 and not entry["policy/num_examples"] for entry in logs)
 
+    def test_a_short_run_says_that_nothing_was_trained(self, tmp_path, caplog):
+        trainer = make_trainer(tmp_path, {**self.CONFIG, "max_steps": 1})
+        trainer.train()
+        assert "Nothing was trained: there was not one example. 100% of the answers" in caplog.text
+        assert not trainer.idle.has_trained
+
     def test_a_loss_without_a_coefficient_does_not_count(self, tmp_path):
         config = {"role_sampling": {"critique": {"max_tokens": 2}}, "max_completion_length": 96}
         trainer = make_trainer(tmp_path, {**self.CONFIG, **config, "critic_loss_coef": 0.0})

@@ -112,6 +112,9 @@ def test_prompts_fit_into_the_context(tmp_path, caplog):
     trainer = make_trainer(tmp_path, {"max_prompt_length": 6000, "max_completion_length": 32})
     assert trainer.args.max_prompt_length == trainer.roles.options.max_prompt_length == 480
     assert "`max_prompt_length=6000` with `max_completion_length=32` needs more" in caplog.text
+    caplog.clear()
+    assert make_trainer(tmp_path, {"max_prompt_length": 8192}).args.max_prompt_length <= 480
+    assert "context is" not in caplog.text  # which nobody chose
     for limit in (None, 481, 512):
         assert make_trainer(tmp_path, {"max_prompt_length": limit}).args.max_prompt_length == 480
     caplog.clear()

@@ -254,7 +254,8 @@ class TestResume:
         again.train(resume_from_checkpoint=True)
         assert not again.had_ended and again.state.global_step == 3
         seconds = read_log(tmp_path / "training_log.jsonl").seconds
-        assert seconds == again.state.log_history[-1]["train_runtime"]
+        assert seconds == again.state.log_history[-1]["train_seconds"]
+        assert seconds > again.state.log_history[-1]["train_runtime"]  # of the last session
 
     def test_into_a_folder_with_a_run_of_its_own(self, finished, tmp_path):
         run = copied(finished, tmp_path / "run")

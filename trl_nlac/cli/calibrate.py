@@ -11,36 +11,12 @@ from ..agent.guard import calibrate_by_half
 from ..episodes.logs import episodes_from_logs
 from ..method.critic import judge_actions
 from .errors import CommandError, one_line_errors
-from .options import add_model_arguments, add_role_options, load_agent, load_conversations
-from .parser import Parser
-
-
-def make_parser() -> Parser:
-    parser = Parser(
-        prog="trl-nlac calibrate",
-        description="Choose by logged conversations below which verdict score `trl-nlac serve` blocks an action, and "
-        "above which it passes, and store both with the model. Half of the conversations choose, the others measure.",
-    )
-    add_model_arguments(parser)
-    parser.add_argument("logs", help="logged conversations with rewards, as for replay_dataset: a file, or a dataset")
-    parser.add_argument(
-        "--max_false_blocks",
-        type=float,
-        default=0.05,
-        help="largest share of the actions of successes that may be blocked (default: 0.05)",
-    )
-    parser.add_argument(
-        "--max_false_passes",
-        type=float,
-        default=0.05,
-        help="largest share of the actions of failures that may pass (default: 0.05)",
-    )
-    add_role_options(parser)
-    return parser
+from .options import load_agent, load_conversations
+from .parsers import calibrate_parser
 
 
 def run(words: list[str]) -> None:
-    args = make_parser().parse_args(words)
+    args = calibrate_parser().parse_args(words)
     for name in ("max_false_blocks", "max_false_passes"):
         if not 0 <= vars(args)[name] < 1:
             raise CommandError(f"--{name} must be a share from 0 to below 1, got {vars(args)[name]}.")

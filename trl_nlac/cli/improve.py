@@ -36,13 +36,14 @@ from ..secrets import hide_secrets
 from ..terminal import printable
 from ..training.model import is_adapter
 from ..written_files import refuse_links, replaced
-from .buffer import load_actions
+from .buffer_texts import load_actions
 from .errors import CommandError, one_line_errors, one_line_errors_of_files
 from .options import check_model, load_environments, load_rows
 from .origin import environment_options
-from .parser import Parser
+from .parsers import improve_parser
 from .train import make_trainer, note_run
-from .train_options import TrainArguments, TrainParser
+from .train_arguments import TrainArguments
+from .train_options import TrainParser
 
 
 # In place of the defaults of `trl-nlac train`: an adapter, nothing but the outcome of what was logged, and shorter
@@ -63,44 +64,6 @@ SHOWN = {
     "environment": ("episode/success_rate", "episode/return"),
 }
 REPORT, FIGURES, MODEL, LOGS = "report.html", "improve.json", "model", "logs"
-
-
-def make_parser() -> Parser:
-    parser = Parser(
-        prog="trl-nlac improve",
-        usage="trl-nlac improve LOGS ... --model_name_or_path MODEL [--name value ...]",
-        description="Read the logs of any agent, say what they hold and where things went wrong, train a model on "
-        "them, and measure on held-out logs what that changed. All options of `trl-nlac train` are options here, too; "
-        "an --environment_factory is played in before and after, not trained in.",
-    )
-    parser.add_argument(
-        "logs",
-        nargs="+",
-        metavar="LOGS",
-        help="files or folders: OpenAI chat logs, results of τ-bench, OpenTelemetry spans, or what trl_nlac writes",
-    )
-    parser.add_argument("--output_dir", default="improved", help="folder for all that is written (default: improved)")
-    parser.add_argument(
-        "--outcome",
-        metavar="NAME",
-        help="where the logs have their outcome: a column (a.b leads into a), an attribute, or an evaluation's name "
-        "(default: where their format has it, or reward, score, outcome, success, passed or resolved)",
-    )
-    parser.add_argument(
-        "--held_out_share", type=float, default=0.2, help="share of the conversations to hold out (default: 0.2)"
-    )
-    parser.add_argument(
-        "--num_critiques",
-        type=int,
-        default=64,
-        help="steps that the critic judges for the measurement, and again for its findings (default: 64)",
-    )
-    parser.add_argument("--num_findings", type=int, default=20, help="findings in the report (default: 20)")
-    parser.add_argument(
-        "--num_tasks", type=int, default=64, help="tasks to play, with an --environment_factory (default: 64)"
-    )
-    parser.add_argument("--only_report", action="store_true", help="do not train")
-    return parser
 
 
 def run(words: list[str]) -> None:
@@ -181,7 +144,7 @@ def run(words: list[str]) -> None:
 
 def _read_words(words: list[str]) -> tuple[argparse.Namespace, list[str]]:
     """Read this command's own arguments; the others are those of training."""
-    parser = make_parser()
+    parser = improve_parser()
     count = next((i for i, word in enumerate(words) if word.startswith("-")), len(words))
     if count == 0:
         parser.parse_args([word for word in words if word in ("-h", "--help")])  # prints the help, or:

@@ -6,12 +6,17 @@ import argparse
 import importlib
 import signal
 import sys
-import warnings
+from dataclasses import fields
+from difflib import get_close_matches
 from importlib.metadata import version
 
+from ..options.role_options import RoleOptions
 from ..secrets import hide_in_text
-from ..terminal import printable, printable_traceback
-from .errors import CommandError, known_errors
+from ..terminal import printable, printable_traceback, printed_warnings
+from ..training.stopping import closing_on_sigterm
+from . import parsers
+from .errors import CommandError, in_flags, known_errors
+from .train_arguments import TrainArguments
 
 
 COMMANDS = {
@@ -29,6 +34,11 @@ COMMANDS = {
 }
 
 MAX_MESSAGE = 4000  # characters of an error: it can quote what others wrote
+
+
+PARSERS = {name: vars(parsers)[f"{name}_parser"] for name in COMMANDS}
+TAKES_TRAINING = ("train", "plan", "preflight", "improve")  # the options of a training, too
+LIGHT = ("report", "buffer", "env")  # no model is loaded
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -57,17 +67,20 @@ def main(argv: list[str] | None = None) -> int:
         return 0
     name, *rest = argv
     if name not in COMMANDS:
-        print(f"trl-nlac: error: there is no command {name!r}. Commands are: {', '.join(COMMANDS)}.", file=sys.stderr)
+        close = get_close_matches(name, COMMANDS, n=1)
+        hint = f" Did you mean {close[0]!r}?" if close else f" Commands are: {', '.join(COMMANDS)}."
+        print(f"trl-nlac: error: there is no command {printable(name)!r}.{hint}", file=sys.stderr)
         return 2
     rest, shows_traceback = _take_debug(rest)
-    if name != "train":
-        _silence_libraries()
-    # Imported here: the list of commands needs none of the libraries, which take seconds.
-    command = importlib.import_module(f".{name}", __package__)
-    from ..training.stopping import closing_on_sigterm
-
     try:
-        with closing_on_sigterm(), known_errors():
+        if name != "train" or {"-h", "--help"} & set(rest):
+            parser = PARSERS[name]()
+            (parser.parse_known_args if name in TAKES_TRAINING else parser.parse_args)(rest)
+        # Imported here: help and mistakes need none of the libraries, which take seconds.
+        command = importlib.import_module(f".{name}", __package__)
+        if name not in ("train", *LIGHT):
+            importlib.import_module(".options", __package__).silence_libraries()
+        with closing_on_sigterm(), printed_warnings(), known_errors():
             command.run(rest)
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
@@ -75,6 +88,7 @@ def main(argv: list[str] | None = None) -> int:
         if shows_traceback:
             print(printable_traceback(error), file=sys.stderr)
         message = printable(hide_in_text(str(error))).replace("\n", " ")
+        message = in_flags(message, _flags(name)) if "`" in message else message
         message = message if len(message) <= MAX_MESSAGE else f"{message[:MAX_MESSAGE]} [...]"
         print(f"trl-nlac {name}: error: {message}", file=sys.stderr)
         return 2
@@ -84,19 +98,20 @@ def main(argv: list[str] | None = None) -> int:
     return 0
 
 
+def _flags(name: str) -> dict[str, str]:
+    """Return how the options of a command are written before their values."""
+    if name in TAKES_TRAINING:
+        from ..nlac_config import NLACConfig  # slow
+
+        return {option.name: f"--{option.name} " for of in (NLACConfig, TrainArguments) for option in fields(of)}
+    own = {flag.removeprefix("--"): f"{flag} " for flag in PARSERS[name]().flags()}
+    of_roles = {option.name: f"--option {option.name}=" for option in fields(RoleOptions) if "option" in own}
+    return of_roles | own
+
+
 def _take_debug(words: list[str]) -> tuple[list[str], bool]:
     """Take `--debug` out of the words of a command, except where it is transformers' option, which has a value."""
     values = ("underflow_overflow", "tpu_metrics_debug")
     following = [*words[1:], ""]
     found = [i for i, word in enumerate(words) if word == "--debug" and not following[i].startswith(values)]
     return [word for i, word in enumerate(words) if i not in found], bool(found)
-
-
-def _silence_libraries() -> None:
-    """Hide progress bars and warnings of other libraries, which are not for those who only look."""
-    import datasets
-    import transformers
-
-    warnings.simplefilter("ignore", FutureWarning)
-    transformers.utils.logging.disable_progress_bar()
-    datasets.disable_progress_bars()

@@ -7,6 +7,7 @@ import importlib
 import importlib.util
 import json
 import sys
+import warnings
 from collections.abc import Callable
 from dataclasses import fields
 from difflib import get_close_matches
@@ -27,10 +28,11 @@ from ..episodes.recorder import checked_opening
 from ..episodes.rewards import EpisodeRewards, load_rewards
 from ..episodes.text_environment import describe_error
 from ..options.environment_options import EnvironmentOptions
+from ..records.folder import checkpoints
 from ..secrets import remember_secrets
 from ..training.arguments import first_rows
 from .errors import CommandError, one_line_errors, one_line_errors_of_files
-from .parser import Parser
+from .parser import read_json, read_value
 
 
 _MISSING = object()
@@ -249,95 +251,14 @@ def check_model(name: str, revision: str | None = None) -> None:
         if isinstance(error.__cause__, LocalEntryNotFoundError):
             raise ValueError(f"there is no such folder, and {_unasked('model')}") from error
         raise
-    raise ValueError(f"it is no model: it has neither {' nor '.join(files)}.")
+    found = list(checkpoints(name).values())
+    hint = f" Its newest checkpoint is one: {found[-1]}." if found else ""
+    raise ValueError(f"it is no model: it has neither {' nor '.join(files)}.{hint}")
 
 
 def _unasked(kind: str) -> str:
     why = "HF_HUB_OFFLINE is set" if HF_HUB_OFFLINE else "is there a network?"
     return f"the Hub cannot be asked for a {kind} of this name ({why}). Its cache has none."
-
-
-def read_json(text: str) -> dict[str, Any]:
-    """
-    Parse a JSON object of the command line.
-
-    Raises:
-        CommandError: If it is not one.
-    """
-    try:
-        value = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise CommandError(f"{text!r} is not JSON: {error}.") from error
-    if not isinstance(value, dict):
-        raise CommandError(f'{text!r} is not a JSON object like {{"name": "value"}}.')
-    return value
-
-
-def add_model_arguments(parser: Parser) -> None:
-    """Add the arguments for a saved agent."""
-    parser.add_argument("model", help="folder of a run or a model, or a repository on the Hub")
-    parser.add_argument(
-        "--backend",
-        default="transformers",
-        help='"transformers" (default), "vllm", or the URL of the model\'s server: http://localhost:8000/v1',
-    )
-    parser.add_argument("--prompts", help="file with prompts in place of those saved with the model")
-    parser.add_argument(
-        "--trust_remote_code",
-        action="store_true",
-        help="run code that comes with the model, and what the run's folder names as environment, tools and rewards",
-    )
-
-
-def add_role_options(parser: Parser) -> None:
-    """Add the argument for the options of the roles, see [`read_options`]."""
-    parser.add_argument(
-        "--option", nargs="+", default=[], metavar="NAME=VALUE", help="options of the roles, such as temperature=0.7"
-    )
-
-
-def add_improvement_arguments(parser: Parser) -> None:
-    """Add the arguments for improving actions without training."""
-    parser.add_argument("--refine", type=int, default=0, help="rounds of refinement of each action (default: 0)")
-    parser.add_argument(
-        "--num_candidates", type=int, default=1, help="actions among which the critic chooses (default: 1)"
-    )
-
-
-def add_agent_arguments(parser: Parser) -> None:
-    """Add the arguments for agent and environment, for commands that play a saved agent."""
-    add_model_arguments(parser)
-    add_improvement_arguments(parser)
-    add_environment_arguments(parser)
-
-
-def add_environment_arguments(parser: Parser, of_run: bool = True) -> None:
-    """Add the arguments for the environment, its tasks and the roles; by default those of a run, if there is one."""
-    parser.add_argument(
-        "--environment_factory",
-        nargs="+",
-        metavar="MODULE:CLASS",
-        help="class or function of the environment"
-        + ("; the run's own only with --trust_remote_code" if of_run else ""),
-    )
-    parser.add_argument("--environment_kwargs", metavar="JSON", help="its keyword arguments, as a JSON object")
-    parser.add_argument("--tools", nargs="+", metavar="MODULE:FUNCTION", help="standalone tools")
-    parser.add_argument(
-        "--reward_funcs", nargs="+", metavar="MODULE:FUNCTION", help="functions that score episodes, as in training"
-    )
-    parser.add_argument("--reward_weights", nargs="+", type=float, help="their weights (default: 1 each)")
-    default = " Default: that of the run, if it names the environment." if of_run else ""
-    for option in fields(EnvironmentOptions):  # left out where they are not given, so that those of a run are taken
-        parser.add_argument(
-            f"--{option.name}", type=_read_value, default=argparse.SUPPRESS, help=option.metadata["help"] + default
-        )
-    tasks = "tasks: a dataset of the Hub, or a file" + (" (default: those of the run)" if of_run else "")
-    parser.add_argument("--dataset_name", help=tasks)
-    parser.add_argument("--dataset_config", help="configuration of the dataset")
-    split = '"test", if the run had one, or "train"' if of_run else '"train"'
-    parser.add_argument("--dataset_split", help=f"split of the dataset (default: {split})")
-    parser.add_argument("--seed", type=int, default=0)
-    add_role_options(parser)
 
 
 def load_agent(
@@ -399,12 +320,15 @@ def read_options(words: list[str]) -> dict[str, Any]:
         name, equals, value = word.partition("=")
         if not equals:
             raise CommandError(f"--option {word} must be written name=value.")
-        options[name] = _read_value(value)
+        options[name] = read_value(value)
     return options
 
 
-def _read_value(text: str) -> Any:
-    try:
-        return json.loads(text)
-    except json.JSONDecodeError:
-        return text
+def silence_libraries() -> None:
+    """Hide progress bars and warnings of other libraries, which are not for those who only look."""
+    import datasets
+    import transformers
+
+    warnings.simplefilter("ignore", FutureWarning)
+    transformers.utils.logging.disable_progress_bar()
+    datasets.disable_progress_bars()

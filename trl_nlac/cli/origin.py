@@ -141,6 +141,13 @@ def read_origin(run: str | Path) -> dict[str, Any]:
         raise CommandError(f"{path} is damaged: {error}.") from error
 
 
+def run_of(model: str | Path) -> Path:
+    """Return the folder of the run that a model is of: its own, or, of a checkpoint, the one around it."""
+    path = Path(model)
+    is_inside = not (path / ORIGIN).is_file() and (path.resolve().parent / ORIGIN).is_file()
+    return path.resolve().parent if is_inside else path
+
+
 def origin_flags(run: str | Path) -> str:
     """Return the flags that name environment, tools and reward functions of a run as it does, to copy to a shell."""
     origin = read_origin(run)
@@ -168,7 +175,8 @@ def fill_from_run(args: argparse.Namespace) -> None:
     """
     with one_line_errors(f"{args.model}: "):
         check_model(args.model)
-    run, saved = Path(args.model), read_origin(args.model)
+    run = run_of(args.model)
+    saved = read_origin(run)
     if args.environment_factory is None and not args.tools:
         _take_code(args, saved)
     if args.dataset_name is None and saved.get("dataset_name"):
@@ -185,7 +193,8 @@ def fill_from_run(args: argparse.Namespace) -> None:
 
 
 def _take_code(args: argparse.Namespace, saved: dict[str, Any]) -> None:
-    run, path = Path(args.model), Path(args.model, ORIGIN)
+    run = run_of(args.model)
+    path = run / ORIGIN
     names = [name for option in _CODE for name in _found_code(saved.get(option) or [], run)]
     if not names:
         raise CommandError(
@@ -194,7 +203,7 @@ def _take_code(args: argparse.Namespace, saved: dict[str, Any]) -> None:
     if not args.trust_remote_code:
         raise CommandError(
             f"{path} names {', '.join(names)}, which is not imported because a folder says so. If you trust it, add: "
-            f"{origin_flags(args.model)} (or --trust_remote_code, which imports all that the folder names)"
+            f"{origin_flags(run)} (or --trust_remote_code, which imports all that the folder names)"
         )
     if args.environment_kwargs is None:
         hidden = [name for name, value in saved["environment_kwargs"].items() if HIDDEN in json.dumps(value)]

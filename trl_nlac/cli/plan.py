@@ -6,7 +6,6 @@ import argparse
 import json
 import re
 import shlex
-from dataclasses import fields
 
 from accelerate.commands.config.config_args import load_config_from_file
 from rich.console import Console
@@ -19,14 +18,14 @@ from ..method.context import context_length
 from ..nlac_config import NLACConfig
 from ..options.generation_options import GenerationOptions
 from ..planning.memory import Sharing
+from ..planning.rates import Rates
 from ..planning.run_plan import HIGHEST_RANK, Machines, Plan
 from ..planning.shape import ModelShape, model_shape
-from ..planning.time import Rates
 from ..training.model import adapter_config
 from .errors import CommandError, one_line_errors, one_line_errors_of_files
 from .options import check_model
 from .packaged import find_yaml
-from .parser import Parser
+from .parsers import plan_parser
 from .train_options import TrainParser
 
 
@@ -42,39 +41,13 @@ WIDTH = 110  # columns of what is printed
 
 
 def run(words: list[str]) -> None:
-    args, others = make_parser().parse_known_args(words)
+    args, others = plan_parser().parse_known_args(words)
     plan, names = make_plan(args, others)
     lines = launch_lines(plan, names, others)
     if args.json:
         print(json.dumps(as_json(plan, lines), indent=2))
     else:
         show(plan, lines)
-
-
-def make_parser() -> Parser:
-    parser = Parser(
-        prog="trl-nlac plan",
-        usage="trl-nlac plan --config run.yaml --gpus 8x80GB [--name value ...]",
-        description="Plan a run: does it fit the machines, and how long does an iteration take? Only the model's "
-        "config.json is read. All options of `trl-nlac train` are options here, too.",
-    )
-    parser.add_argument("--gpus", required=True, metavar="8x80GB", help="GPUs of a node, and the memory of each")
-    parser.add_argument("--nodes", type=int, default=1, help="number of nodes (default: 1)")
-    parser.add_argument("--server_gpus", metavar="8x80GB", help="GPUs of the vLLM server (vllm_mode: server)")
-    parser.add_argument(
-        "--accelerate_config",
-        metavar="FILE",
-        help="configuration of Accelerate, a YAML file or a name (default: single_gpu for one GPU; for several "
-        "multi_gpu with adapters, and zero3 without)",
-    )
-    parser.add_argument("--json", action="store_true", help="print the plan as JSON")
-    parser.add_argument("--reserve", type=float, default=2.0, help="GB of each GPU that are not planned (default: 2)")
-    rates = parser.add_argument_group("rates that are assumed")
-    for rate in fields(Rates):
-        shown = "half of what the options allow" if rate.default is None else f"{rate.default:g}"
-        description = f"{rate.metadata['help']} (default: {shown})"
-        rates.add_argument(f"--{rate.name}", type=float, default=rate.default, help=description)
-    return parser
 
 
 def make_plan(args: argparse.Namespace, words: list[str]) -> tuple[Plan, dict[str, str]]:

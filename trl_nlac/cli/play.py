@@ -23,25 +23,13 @@ from ..episodes.worker import EnvironmentWorker
 from ..terminal import printable
 from ..types import Answer, Judgement, Prompt
 from .errors import CommandError, one_line_errors
-from .options import add_agent_arguments, load_player, load_rows, read_json
+from .options import load_player, load_rows, read_json
 from .origin import fill_from_run
-from .parser import Parser
-
-
-def make_parser() -> Parser:
-    parser = Parser(
-        prog="trl-nlac play",
-        description="Watch an agent act, criticise and refine. Enter continues, q and Enter ends.",
-    )
-    add_agent_arguments(parser)
-    parser.add_argument("--task", metavar="JSON", help="keyword arguments of reset, in place of a dataset's row")
-    parser.add_argument("--row", type=int, default=0, help="row of the dataset (default: 0)")
-    parser.add_argument("--auto", action="store_true", help="do not wait for Enter")
-    return parser
+from .parsers import play_parser
 
 
 def run(words: list[str]) -> None:
-    args = make_parser().parse_args(words)
+    args = play_parser().parse_args(words)
     fill_from_run(args)
     task = read_json(args.task) if args.task else _row(args)
     agent, pool, rewards = load_player(args)

@@ -11,46 +11,24 @@ from pathlib import Path
 import torch
 from rich.console import Console
 from rich.table import Table
-from transformers import PrinterCallback, Trainer, TrainerCallback
+from transformers import Trainer, TrainerCallback
 
 from ..agent.better_actions import act_better
 from ..episodes.rollout import Act
 from ..evaluation.evaluation import evaluate_policy, joint_metrics
 from ..evaluation.readiness import NO_GO, Check, check_iteration, check_refinement, check_success
 from ..nlac_config import NLACConfig
+from ..records.console import ConsoleCallback
 from .errors import CommandError
 from .launch import OPTION, launch
 from .options import write_json
-from .parser import Parser
+from .parsers import preflight_parser
 from .train import make_trainer
 from .train_options import TrainParser
 
 
-DESCRIPTION = """\
-Try one iteration of a run in a folder of its own, which is removed, and say whether the run can learn: whether the
-roles keep to their formats, targets tell what was observed, and refined actions do as their critiques say and succeed
-as often as the policy's. It also says how long an iteration takes. All options of `trl-nlac train` are options here,
-too."""
-
-
-def make_parser() -> Parser:
-    usage = "trl-nlac preflight --config run.yaml [--name value ...]"
-    parser = Parser(prog="trl-nlac preflight", usage=usage, description=DESCRIPTION)
-    parser.add_argument(
-        "--num_episodes",
-        type=int,
-        default=64,
-        help="episodes that the policy plays first, and again with each action refined (default: 64; 0: none)",
-    )
-    parser.add_argument(
-        "--expected_success", type=float, help="success rate of the base model that was measured elsewhere"
-    )
-    parser.add_argument("--json", metavar="FILE", help="also write checks and metrics to this file")
-    return parser
-
-
 def run(words: list[str]) -> None:
-    args, of_run = make_parser().parse_known_args(words)
+    args, of_run = preflight_parser().parse_known_args(words)
     if args.num_episodes < 0:
         raise CommandError(f"--num_episodes must be at least 0, got {args.num_episodes}.")
     if args.expected_success is not None and not (args.num_episodes and 0 <= args.expected_success <= 1):
@@ -68,7 +46,7 @@ def run(words: list[str]) -> None:
         raise CommandError(f"{folder!r} is a link, and this command makes and deletes a folder so named. Remove it.")
     trainer = make_trainer(*parser.read([*of_run, *_trial(folder, options)]), parser.unsupported)
     trial = Trial(trainer, args.num_episodes)
-    trainer.remove_callback(PrinterCallback)
+    trainer.remove_callback(ConsoleCallback)
     trainer.add_callback(trial)
     try:
         trainer.train()
@@ -85,7 +63,7 @@ def _trial(folder: str, of_run: NLACConfig) -> list[str]:
     options = {"output_dir": folder, "overwrite_output_dir": True, "max_steps": of_run.updates_per_iteration}
     options |= {"logging_strategy": "steps", "logging_steps": 1, "report_to": "none", "disable_tqdm": True}
     options |= {"save_strategy": "no", "eval_strategy": "no", "eval_on_start": False, "load_best_model_at_end": False}
-    options |= {"push_to_hub": False, "log_completions": False}
+    options |= {"push_to_hub": False, "log_completions": False, "audit_samples": 0}
     if of_run.lr_scheduler_type in ("reduce_lr_on_plateau", "greedy"):  # which follow evaluations
         options["lr_scheduler_type"] = "constant"
     return [word for name, value in options.items() for word in (f"--{name}", str(value))]

@@ -6,30 +6,14 @@ import time
 from pathlib import Path
 
 from .errors import CommandError, one_line_errors
-from .parser import Parser
+from .parsers import report_parser
 
 
 SECONDS = 10  # between two looks at a run that goes on
 
 
-def make_parser() -> Parser:
-    parser = Parser(
-        prog="trl-nlac report",
-        description="Make one HTML page about a run, or one that compares several. It needs no network.",
-    )
-    parser.add_argument("runs", nargs="+", metavar="run", help="folder of a run (its `output_dir`)")
-    parser.add_argument(
-        "--output",
-        help="file to write (default: report.html in the run's folder; of several runs, comparison.html here)",
-    )
-    parser.add_argument(
-        "--follow", action="store_true", help="write the page again after each log, until training has ended or Ctrl-C"
-    )
-    return parser
-
-
 def run(words: list[str]) -> None:
-    args = make_parser().parse_args(words)
+    args = report_parser().parse_args(words)
     from ..records.folder import TRAINING_LOG
     from ..records.log import read_log
 

@@ -7,28 +7,12 @@ import threading
 
 from ..agent.guard import Guard
 from .errors import CommandError, one_line_errors_of_files
-from .options import add_improvement_arguments, add_model_arguments, add_role_options, check_model, load_agent
-from .parser import Parser
-
-
-KEY_VARIABLE = "NLAC_API_KEY"
-
-
-def make_parser() -> Parser:
-    parser = Parser(
-        prog="trl-nlac serve",
-        description="Offer an agent through OpenAI's interfaces on this machine, until Ctrl-C. The key is the value "
-        f"of {KEY_VARIABLE}, or a new one, which is printed.",
-    )
-    add_model_arguments(parser)
-    add_improvement_arguments(parser)
-    parser.add_argument("--port", type=int, default=8000, help="port on 127.0.0.1; 0 for a free one (default: 8000)")
-    add_role_options(parser)
-    return parser
+from .options import check_model, load_agent
+from .parsers import KEY_VARIABLE, serve_parser
 
 
 def run(words: list[str]) -> None:
-    args = make_parser().parse_args(words)
+    args = serve_parser().parse_args(words)
     try:
         from ..agent.serving import MAX_NUMBER, ServedAgent
         from ..gateway.server import Server

@@ -20,21 +20,17 @@ from .errors import CommandError, one_line_errors, one_line_errors_of_files
 from .launch import OPTION, launch
 from .options import check_model, load_conversations, load_environment, load_objects, load_rows, try_reset
 from .origin import note_origin
-from .train_options import TrainArguments, TrainParser
+from .train_arguments import TrainArguments
+from .train_options import TrainParser
 
 
 PROMPTS = "trl_nlac.episodes.pool:Prompts"  # the environment of tasks that are prompts
 
 
-def make_parser() -> TrainParser:
-    return TrainParser()
-
-
 def run(words: list[str]) -> None:
     if any(word.partition("=")[0] == OPTION for word in words):
         launch(words)
-    parser = make_parser()
-    parser.shows_all = "--help_all" in words
+    parser = TrainParser()
     script_args, model_args, args = parser.read(words)
     checkpoint = find_checkpoint(args)
     if checkpoint is None and not args.overwrite_output_dir:

@@ -3,82 +3,22 @@
 """The options of `trl-nlac train`."""
 
 import argparse
-from dataclasses import dataclass, field, fields
+from dataclasses import fields
 from typing import NoReturn
 
 from trl import ModelConfig, TrlParser
 
 from ..nlac_config import NLACConfig
-from ..options.documented import documented, subjects
+from ..options.documented import subjects
 from ..options.environment_options import EnvironmentOptions
 from ..options.generation_options import GenerationOptions
 from ..options.record_options import RecordOptions
 from ..options.role_options import RoleOptions
+from ..options.training_options import TrainingOptions
 from .errors import CommandError, one_line_errors
-from .options import read_json
 from .packaged import find_path, find_yaml
 from .parser import unknown_option
-
-
-@documented
-@dataclass
-class TrainArguments:
-    """
-    Environment, tasks and datasets of a training run.
-
-    Args:
-        environment_factory (`list[str]`):
-            Class or function of the environment, `module:Class` or `path/to/file.py:Class`; several as
-            `name=module:Class`, of which the column `environment` of the tasks chooses one.
-        environment_kwargs (`str` or `dict[str, Any]`, *optional*):
-            Keyword arguments of the environment, as a JSON object.
-        dataset_name (`str`, *optional*):
-            Tasks: a dataset of the Hub, or a file (JSON, JSON lines, CSV, parquet). If `None`, the environment owns
-            its data.
-        dataset_config (`str`, *optional*):
-            Configuration of the dataset of tasks.
-        dataset_train_split (`str`, *optional*, defaults to `"train"`):
-            Split to train on.
-        dataset_test_split (`str`, *optional*):
-            Split to evaluate on.
-        eval_dataset_name (`str`, *optional*):
-            Tasks for evaluation, in place of a split.
-        reward_funcs (`list[str]`, *optional*):
-            Functions that score episodes, `module:function`.
-        tools (`list[str]`, *optional*):
-            Standalone tools, `module:function`.
-        prompts (`str`, *optional*):
-            File with prompts. If `None`, those saved with the model, or else the defaults.
-        replay_dataset (`str`, *optional*):
-            Logged conversations that fill the replay buffer before training.
-    """
-
-    environment_factory: list[str] = field(default_factory=list)
-    environment_kwargs: str | None = None
-    dataset_name: str | None = None
-    dataset_config: str | None = None
-    dataset_train_split: str = "train"
-    dataset_test_split: str | None = None
-    eval_dataset_name: str | None = None
-    reward_funcs: list[str] | None = None
-    tools: list[str] | None = None
-    prompts: str | None = None
-    replay_dataset: str | None = None
-
-    def __post_init__(self):
-        if isinstance(self.environment_kwargs, str):
-            self.environment_kwargs = read_json(self.environment_kwargs)
-        for name in ("environment_factory", "reward_funcs", "tools"):
-            if isinstance(vars(self)[name], str):  # a single one in YAML
-                vars(self)[name] = [vars(self)[name]]
-
-
-# Options that `--help` shows, beside those of `TrainArguments`. `--help_all` shows the others.
-_SHOWN = (
-    *("output_dir", "max_turns", "max_prompt_length", "max_completion_length", "temperature", "action_format"),
-    *("episodes_per_iteration", "samples_per_iteration", "num_updates_per_generation", "target_update_rate"),
-    *("use_vllm", "num_eval_episodes"),
-)
+from .train_arguments import TrainArguments
 
 
 def _names(dataclass_type: type) -> list[str]:
@@ -110,7 +50,7 @@ class _OptionsFormatter(argparse.HelpFormatter):
 
 class TrainParser(TrlParser):
     """
-    TRL's parser with one-line errors, and a help that lists a dozen options, or all by subject.
+    TRL's parser with one-line errors, and a help that lists all options by subject.
 
     Attributes:
         unsupported ([`CommandError`], *optional*):
@@ -135,7 +75,6 @@ class TrainParser(TrlParser):
             "options of `accelerate launch` (--num_processes, --machine_rank and so on) can be added",
         )
         self.add_argument("--help_all", action="help", help="show all options, including those of transformers")
-        self.shows_all = False
         self.unsupported: CommandError | None = None
         resume = next(action for action in self._actions if action.dest == "resume_from_checkpoint")
         resume.help = "Checkpoint to resume from: its folder, or `last` for the newest in `output_dir`, if any."
@@ -149,12 +88,9 @@ class TrainParser(TrlParser):
         formatter.add_text(self.description)
         general = ["config", "accelerate_config", "help", "help_all"]
         shown = {"general": general, "model and tasks": ["model_name_or_path", *_names(TrainArguments)]}
-        if self.shows_all:
-            for options in (RoleOptions, NLACConfig, GenerationOptions, EnvironmentOptions, RecordOptions):
-                shown |= subjects(options)
-            shown |= {"model, as in TRL": _names(ModelConfig), "training, as in transformers": _names(NLACConfig)}
-        else:
-            shown["options; --help_all shows the others"] = list(_SHOWN)
+        for options in (RoleOptions, TrainingOptions, GenerationOptions, EnvironmentOptions, RecordOptions):
+            shown |= subjects(options)
+        shown |= {"model, as in TRL": _names(ModelConfig), "training, as in transformers": _names(NLACConfig)}
         actions = {action.dest: action for action in self._actions if not _is_negation(action)}
         for subject, names in shown.items():
             formatter.start_section(subject)

@@ -5,29 +5,20 @@
 import difflib
 from collections import defaultdict
 from collections.abc import Sequence
-from math import comb, sqrt
-from statistics import NormalDist, stdev
+from math import comb
+from statistics import stdev
 from typing import Any, NamedTuple
 
 import datasets
 import evaluate
-import numpy as np
 from accelerate.utils import gather_object
 
 from ..chat.tool_calls import before_words, parse_results, parse_tool_calls
 from ..types import FAILURE_KINDS, Episode, all_conversations
+from .shares import calibration, wilson_interval
 
 
 _KIND_RATES = {f"environment/{kind}_failure_rate": kind for kind in FAILURE_KINDS}
-
-
-def wilson_interval(successes: float, n: int, confidence: float = 0.95) -> tuple[float, float]:
-    """Return Wilson's score interval of a rate of `successes` in `n`, at least 1."""
-    rate = successes / n
-    z = NormalDist().inv_cdf(0.5 + confidence / 2)
-    center = (rate + z * z / (2 * n)) / (1 + z * z / n)
-    margin = z / (1 + z * z / n) * sqrt(rate * (1 - rate) / n + z * z / (4 * n * n))
-    return max(0.0, center - margin), min(1.0, center + margin)
 
 
 class SuccessRate(evaluate.Metric):
@@ -100,15 +91,7 @@ class CriticCalibration(evaluate.Metric):
         )
 
     def _compute(self, scores, successes) -> dict[str, float]:
-        scores, successes = np.asarray(scores), np.asarray(successes)
-        probabilities = np.exp(-np.logaddexp(0, -scores))
-        metrics = {"brier": float(np.mean((probabilities - successes) ** 2))}
-        won, lost = scores[successes == 1], scores[successes == 0]
-        if len(won) and len(lost):
-            lost.sort()
-            lower, not_higher = (np.searchsorted(lost, won, side) for side in ("left", "right"))
-            metrics["auroc"] = float(np.mean(lower + not_higher) / (2 * len(lost)))  # a tie counts half
-        return metrics
+        return calibration(scores, successes)
 
 
 def is_played(episode: Episode) -> bool:

@@ -2,6 +2,7 @@
 
 """What the context of a model and of what generates has room for."""
 
+import logging
 import math
 
 from accelerate.logging import get_logger
@@ -30,8 +31,8 @@ def context_of(generator: Generator, model: PreTrainedModel | None) -> float:
 
 def fit_to_context(options: RoleOptions, context: float) -> None:
     """
-    Lower `max_prompt_length` to what a context has room for beside the longest answer of any role, with a warning.
-    Longer histories are cut, as always.
+    Lower `max_prompt_length` to what a context has room for beside the longest answer of any role, with a warning if
+    it is not the default. Longer histories are cut, as always.
 
     Args:
         options ([`~options.role_options.RoleOptions`]):
@@ -55,8 +56,10 @@ def fit_to_context(options: RoleOptions, context: float) -> None:
         raise ValueError(
             f"`{option}` leaves no room for a prompt in the context of {context} tokens. Lower it, or {longer}."
         )
-    logger.warning(
+    level = logging.INFO if options.max_prompt_length == RoleOptions.max_prompt_length else logging.WARNING
+    logger.log(
+        level,
         f"The context is {context} tokens, and `max_prompt_length={options.max_prompt_length}` with `{option}` needs "
-        f"more: longer histories are cut to `max_prompt_length={room}`. Lower one of these options, or {longer}."
+        f"more: longer histories are cut to `max_prompt_length={room}`. Lower one of these options, or {longer}.",
     )
     options.max_prompt_length = room

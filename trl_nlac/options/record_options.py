@@ -24,10 +24,12 @@ class RecordOptions:
             a run that is resumed.
         log_completions (`bool`, *optional*, defaults to `False`):
             Whether all episodes, those of evaluations too, are written to parquet files in the folder `completions` of
-            `output_dir` with each log, and those of training are printed and sent to `wandb` and `trackio`.
+            `output_dir` with each log, and those of training are printed and sent to `wandb` and `trackio`. If not,
+            four of each iteration and those of an evaluation that the critic judges are written to `_episodes`, which
+            is not uploaded.
         num_completions_to_print (`int`, *optional*):
             Number of episodes to print with each log; `0` for none. If `None`, all.
-        audit_samples (`int`, *optional*, defaults to `0`):
+        audit_samples (`int`, *optional*, defaults to `4`):
             Number of training samples of each iteration, on each process, that get a row in the audit trail: the
             transition, its critique now, Bellman target, refined action, losses and priority. Each costs one more
             critique and changes nothing in training.
@@ -39,7 +41,7 @@ class RecordOptions:
     overwrite_output_dir: bool = False
     log_completions: bool = False
     num_completions_to_print: int | None = None
-    audit_samples: int = 0
+    audit_samples: int = 4
 
     def __post_init__(self):
         check_types(self)

@@ -7,8 +7,6 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from transformers.utils import cached_file
-
 from ..secrets import hide_secrets
 from ..terminal import shown
 from ..written_files import replaced
@@ -187,6 +185,8 @@ class RoleOptions:
         Raises:
             ValueError: If there is no such option, a value is out of range, or the file is damaged.
         """
+        from transformers.utils import cached_file  # slow, and the options alone are in every help
+
         path = cached_file(model, ROLES_FILE, revision=revision, _raise_exceptions_for_missing_entries=False)
         saved = {} if path is None else _read(Path(path))
         cls.check_names(changes)

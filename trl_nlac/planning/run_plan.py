@@ -26,8 +26,9 @@ from .memory import (
     set_aside,
     states,
 )
+from .rates import Rates
 from .shape import ModelShape
-from .time import Lengths, Phase, Rates, phases, tokens_of_transition
+from .time import Lengths, Phase, phases, tokens_of_transition
 
 
 SERVER_UTILIZATION = 0.9  # share of the memory that `vllm serve` takes by default

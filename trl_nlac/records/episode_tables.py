@@ -17,7 +17,7 @@ from ..private_names import print_prompt_completions_sample
 from ..secrets import hide_in_text, hide_secrets
 from ..terminal import printable
 from ..types import Episode, Judgement, Transition
-from .folder import completions_file, write_table
+from .folder import COMPLETIONS, EPISODES, completions_file, write_table
 
 
 _TURN = pa.struct(
@@ -112,7 +112,8 @@ class EpisodeTables:
         rows = _on_first_process(rows, self.args)
         if not rows:
             return
-        path, new = completions_file(self.args.output_dir, step, kind), rows
+        folder = COMPLETIONS if self.args.log_completions else EPISODES
+        path, new = completions_file(self.args.output_dir, step, kind, folder), rows
         if not kind and path.exists():  # the end of training can be at the step of a log
             rows = _read_rows(path) + rows
         extra = _extra_columns(rows)
@@ -120,7 +121,7 @@ class EpisodeTables:
         for name, values in extra.items():
             table = table.append_column(f"extra/{name}" if name in EPISODE.names else name, _array(values))
         write_table(table, path)
-        if not kind:
+        if not kind and self.args.log_completions:
             self._show(new, step)
 
     def _show(self, rows: list[dict[str, Any]], step: int) -> None:

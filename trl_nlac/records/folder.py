@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""The folder of a run: names of its files, and its log. What belongs to later steps is set aside on a resume."""
+"""The folder of a run: names of its files. What belongs to later steps is set aside on a resume."""
 
 import json
 import logging
-import math
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,11 +12,9 @@ from urllib.parse import unquote
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from transformers import TrainerCallback
-from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from ..types import RunRefused
-from ..written_files import append_line, refuse_links, replaced
+from ..written_files import refuse_links, replaced
 
 
 logger = logging.getLogger(__name__)
@@ -26,6 +23,7 @@ TRAINING_LOG = "training_log.jsonl"
 COMPLETIONS = "completions"
 # Not uploaded with the output folder, because of the underscore.
 AUDIT = "_audit"
+EPISODES = "_episodes"  # a few, without `log_completions`
 SETTINGS = "_settings.json"
 WARNINGS = "_warnings.jsonl"
 SUPERSEDED = "_superseded"
@@ -38,17 +36,18 @@ _SAVED = (
     *("*.index.json", "*config.json", "*token*.json", "vocab.*", "merges.txt", "*.jinja", "training_args.bin"),
     *("nlac_*.json", "_nlac_*", "README.md", "report.html", SETTINGS),
 )
-_CHECKPOINT = re.compile(rf"{PREFIX_CHECKPOINT_DIR}-(\d+)")
+_CHECKPOINT = re.compile(r"checkpoint-(\d+)")
 END_OF_TRAINING = "train_loss"  # a metric that the last log of a run alone has
+SECONDS = "train_seconds"  # of all sessions of a run until a log
 
 
-def completions_file(output_dir: str | Path, step: int, kind: str = "") -> Path:
+def completions_file(output_dir: str | Path, step: int, kind: str = "", folder: str = COMPLETIONS) -> Path:
     """
     Name the file of the episodes until a step; `kind` is the prefix of an evaluation, such as `"eval"`. Slashes in it
     are quoted, see [`kind_of`], and other characters stay, so that names are short and can be read.
     """
     kind = kind.replace("%", "%25").replace("/", "%2F")
-    return Path(output_dir, COMPLETIONS, f"{kind}_{COMPLETIONS}_{step:05d}.parquet".lstrip("_"))
+    return Path(output_dir, folder, f"{kind}_{COMPLETIONS}_{step:05d}.parquet".lstrip("_"))
 
 
 def kind_of(match: re.Match) -> str:
@@ -65,23 +64,6 @@ def checkpoints(run: str | Path) -> dict[int, Path]:
     """Find the checkpoints of a run by their steps, oldest first."""
     found = {int(match[1]): path for path in Path(run).glob("*") if (match := _CHECKPOINT.fullmatch(path.name))}
     return dict(sorted(found.items()))
-
-
-class TrainingLogCallback(TrainerCallback):
-    """
-    Write every log of a [`~transformers.Trainer`] as a line of JSON to `training_log.jsonl` in `output_dir`.
-
-    Attributes:
-        is_on (`bool`):
-            Whether it does. Can be changed.
-    """
-
-    is_on = True
-
-    def on_log(self, args, state, control, logs=None, **kwargs):
-        if state.is_world_process_zero and self.is_on:
-            line = {"step": state.global_step, **{name: _finite(value) for name, value in logs.items()}}
-            append_line(Path(args.output_dir, TRAINING_LOG), json.dumps(line, default=float))
 
 
 def check_unused(run: str | Path) -> None:
@@ -158,7 +140,7 @@ def _new_folder(parent: Path) -> Path:
 
 def _later_files(run: Path, step: int, recorded: int) -> Iterator[Path]:
     """Find the files of evaluations after `step`, and those of training after `recorded`."""
-    for folder in (COMPLETIONS, AUDIT):
+    for folder in (COMPLETIONS, EPISODES, AUDIT):
         for path in sorted(run.glob(f"{folder}/*.parquet")):
             match = RECORD_FILE.fullmatch(path.name)
             if match and int(match["step"]) > (step if match["kind"] else recorded):
@@ -194,8 +176,3 @@ def _parse(line: bytes) -> dict[str, Any]:
         return {**logged, "step": int(logged["step"])}
     except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
         return {"step": 0}
-
-
-def _finite(value):
-    """Return a number as JSON can hold it: `None` for NaN and infinities."""
-    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .folder import END_OF_TRAINING
+from .folder import END_OF_TRAINING, SECONDS
 
 
 logger = logging.getLogger(__name__)
@@ -62,8 +62,7 @@ class TrainingLog:
     # logs of evaluations, without the prefix of their metrics, by the name of the dataset, which is empty if there is
     # only one
     evaluations: dict[str, list[dict[str, float]]]
-    # duration of training: the sum over a run and those that resumed it after its end. `None` if the last of them has
-    # not ended.
+    # duration of training, over all sessions of the run. `None` if the last of them has not ended.
     seconds: float | None
     unreadable: list[int]  # numbers of the lines, from 1, that are no log: damaged ones, or one that is being written
 
@@ -87,7 +86,7 @@ def read_log(path: Path) -> TrainingLog:
             training.append(row)
             has_ended = False  # the run was resumed after its end
         if END_OF_TRAINING in logged:
-            seconds += row.get("train_runtime", 0.0)
+            seconds = row.get(SECONDS, seconds + row.get("train_runtime", 0.0))  # logs before 0.3 have sessions alone
             has_ended = True
     if unreadable:
         first, more = ", ".join(map(str, unreadable[:MAX_LINES])), len(unreadable) - MAX_LINES

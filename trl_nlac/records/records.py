@@ -22,6 +22,7 @@ from .audit import AuditTrail
 from .episode_tables import EpisodeTables
 
 
+FEW = 4  # episodes that are written down without `log_completions`
 # Names in the log that are its own: whole ones, and groups of them.
 _OWN_NAMES = {"step", "epoch", "loss", "grad_norm", "learning_rate", "total_flos", "reward", "reward_std"}
 _OWN_NAMES |= {"num_tokens", "num_input_tokens_seen", "aux_loss", "nonfinite_losses", "nonfinite_gradients"}
@@ -50,7 +51,7 @@ class Records:
         self.health = HealthMonitor()
         self.success = SuccessMonitor(keeps_best=bool(args.load_best_model_at_end))
         self.formats = FormatMonitor(args.max_completion_length)
-        self.tables = EpisodeTables(args, decode) if args.log_completions else None
+        self.tables = EpisodeTables(args, decode)
         self._rows: list[dict[str, Any]] = []  # of the episodes since the last log
         self.recorded = 0  # step at which episodes and audited samples were written down last
         self.audit = None
@@ -95,8 +96,9 @@ class Records:
         Add the episodes of this process that were played for training; `numbers` are the ids in the replay buffer of
         [`~types.all_conversations`] of them, and `step` the number of optimizer steps before.
         """
-        if self.tables is not None:
-            self._rows += self.tables.rows(all_conversations(episodes), numbers, step, self.num_environment_steps)
+        few = 0 if self.args.process_index else FEW
+        recorded = all_conversations(episodes if self.args.log_completions else episodes[:few])
+        self._rows += self.tables.rows(recorded, numbers[: len(recorded)], step, self.num_environment_steps)
         metrics = episode_metrics(episodes, self.args.success_threshold)
         metrics |= {**reward_metrics(episodes), **tool_metrics(episodes), **self.take_function_metrics()}
         for name, value in metrics.items():
@@ -194,18 +196,25 @@ class Records:
     def write(self, step: int) -> None:
         """Write down the episodes and audited samples so far."""
         self.recorded = step
-        if self.tables is not None:
-            self.tables.write(self._rows, step)
-            self._rows = []
+        self.tables.write(self._rows, step)
+        self._rows = []
         if self.audit is not None:
             self.audit.write(step)
 
+    def take_row(self) -> dict[str, Any] | None:
+        """Return the newest audited sample that has all texts, if there is one since the last call."""
+        row = self.audit and self.audit.newest
+        if row:
+            self.audit.newest = None
+        return row
+
     def add_evaluation(self, evaluation: Evaluation, step: int, kind: str) -> None:
         """Write down the episodes of an evaluation; `kind` is the prefix of its metrics."""
-        if self.tables is not None:
-            steps = self.num_environment_steps
-            rows = self.tables.rows(evaluation.episodes, evaluation.numbers, step, steps, evaluation.judgements)
-            self.tables.write(rows, step, kind)
+        steps, judged = self.num_environment_steps, {i for i, _ in evaluation.judgements}
+        rows = self.tables.rows(evaluation.episodes, evaluation.numbers, step, steps, evaluation.judgements)
+        if not self.args.log_completions:
+            rows = [row for i, row in enumerate(rows) if i < FEW or i in judged]
+        self.tables.write(rows, step, kind)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state for a checkpoint."""
@@ -237,8 +246,7 @@ class Records:
 
     def load_rows(self, rows: dict[str, list[Any]]) -> None:
         """Load rows from [`Records.rows`]; those of a kind that is no longer recorded are left out."""
-        if self.tables is not None:
-            self._rows = rows.get("episodes", [])
+        self._rows = rows.get("episodes", [])
         if self.audit is not None:
             self.audit.load_state_dict(rows)
 

@@ -1,23 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""What a run was told and what it warned of, for the report."""
+"""What a run was told, what it logged and what it warned of, for the report."""
 
 import json
 import logging
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any
 
+from transformers import TrainerCallback
+
 from ..nlac_config import NLACConfig
 from ..secrets import hide_in_text, hide_secrets
+from ..terminal import RANK, printed_warnings
 from ..written_files import append_line, replaced
-from .folder import SETTINGS, WARNINGS
+from .folder import SETTINGS, TRAINING_LOG, WARNINGS
 
 
 MAX_WARNINGS = 1000
-_PREFIX = "[RANK 0] "  # of accelerate's loggers
 _OF_THE_PLACE = {"output_dir", "run_name", "logging_dir", "project", "trackio_space_id"}
 
 
@@ -47,14 +50,12 @@ def write_settings(args: NLACConfig, model: str) -> None:
 def noted_warnings(run: str | Path, step: Callable[[], int]) -> Iterator[None]:
     """Write the warnings of this package down while a run goes on, one line of JSON each, with the step."""
     logger = logging.getLogger(__name__.partition(".")[0])
-    # A logger without handlers prints warnings; with one it would not.
-    handlers = [_Notes(Path(run, WARNINGS), step), *([] if logger.hasHandlers() else [logging.lastResort])]
-    for handler in handlers:
+    handler = _Notes(Path(run, WARNINGS), step)
+    with printed_warnings():  # a logger without handlers prints warnings; with this one it would not
         logger.addHandler(handler)
-    try:
-        yield
-    finally:
-        for handler in handlers:
+        try:
+            yield
+        finally:
             logger.removeHandler(handler)
 
 
@@ -70,7 +71,29 @@ class _Notes(logging.Handler):
             return
         self.num_left -= 1
         try:
-            line = {"step": self.step(), "message": hide_in_text(record.getMessage().removeprefix(_PREFIX))}
+            line = {"step": self.step(), "message": hide_in_text(record.getMessage().removeprefix(RANK))}
             append_line(self.path, json.dumps(line))
         except Exception:
             self.handleError(record)  # as any handler: a full disk must not end the run
+
+
+class TrainingLogCallback(TrainerCallback):
+    """
+    Write every log of a [`~transformers.Trainer`] as a line of JSON to `training_log.jsonl` in `output_dir`.
+
+    Attributes:
+        is_on (`bool`):
+            Whether it does. Can be changed.
+    """
+
+    is_on = True
+
+    def on_log(self, args, state, control, logs=None, **kwargs):
+        if state.is_world_process_zero and self.is_on:
+            line = {"step": state.global_step, **{name: _finite(value) for name, value in logs.items()}}
+            append_line(Path(args.output_dir, TRAINING_LOG), json.dumps(line, default=float))
+
+
+def _finite(value):
+    """Return a number as JSON can hold it: `None` for NaN and infinities."""
+    return None if isinstance(value, float) and not math.isfinite(value) else value

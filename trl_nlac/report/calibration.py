@@ -6,7 +6,7 @@ import math
 from collections import defaultdict
 from dataclasses import dataclass
 
-from ..evaluation.metrics import CriticCalibration, SuccessRate
+from ..evaluation.shares import calibration, wilson_interval
 
 
 NUM_BINS = 10
@@ -55,7 +55,7 @@ def reliability(dataset: str, step: int, verdicts: list[tuple[float, bool]]) -> 
     Compare verdict scores with the outcomes: the log-odds of a "Yes" and whether the episode succeeded, at least one.
     """
     scores, successes = ([float(value) for value in values] for values in zip(*verdicts, strict=True))
-    values = CriticCalibration(keep_in_memory=True).compute(scores=scores, successes=successes)
+    values = calibration(scores, successes)
     groups: list[list[tuple[float, float]]] = [[] for _ in range(NUM_BINS)]
     for score, success in zip(scores, successes, strict=True):
         chance = probability(score)
@@ -70,6 +70,5 @@ def probability(score: float) -> float:
 
 
 def _bin(chances: tuple[float, ...], successes: tuple[float, ...]) -> Bin:
-    rates = SuccessRate(keep_in_memory=True).compute(successes=list(successes))
-    low, high = rates["success_rate_low"], rates["success_rate_high"]
-    return Bin(len(chances), sum(chances) / len(chances), rates["success_rate"], low, high)
+    low, high = wilson_interval(sum(successes), len(successes))
+    return Bin(len(chances), sum(chances) / len(chances), sum(successes) / len(successes), low, high)

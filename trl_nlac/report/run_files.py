@@ -15,7 +15,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from ..records.folder import AUDIT, COMPLETIONS, RECORD_FILE, kind_of
+from ..records.folder import AUDIT, COMPLETIONS, EPISODES, RECORD_FILE, kind_of
 from ..terminal import printable
 from .episodes import audited_episode, played_episode
 
@@ -91,7 +91,8 @@ def read_episodes(run: Path, limit: int = MAX_EPISODES) -> Episodes:
     among them.
     """
     files = _Files()
-    completions, audits = (list(files.find(run / folder)) for folder in (COMPLETIONS, AUDIT))
+    few, completions, audits = (list(files.find(run / folder)) for folder in (EPISODES, COMPLETIONS, AUDIT))
+    completions = sorted(few + completions, key=lambda file: file.step)  # of several sessions of a run
     evaluations, verdicts = _look_at_evaluations(files, [file for file in completions if file.kind])
     played = list(_look_at_training(files, [file for file in completions if not file.kind]))
     first_audits = _look_at_audits(files, audits)

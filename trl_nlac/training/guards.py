@@ -28,14 +28,18 @@ class IdleMonitor:
     Attributes:
         num_iterations (`dict[str, int]`):
             Iterations in a row without an example of each loss.
+        has_trained (`bool`):
+            Whether there was an example of any loss.
     """
 
     def __init__(self):
         self.num_iterations: dict[str, int] = {}
+        self.has_trained = False
 
     def update(self, num_examples: dict[str, float]) -> None:
         """Add an iteration with so many examples of each loss that is trained."""
         before = self.num_iterations
+        self.has_trained |= any(num_examples.values())
         self.num_iterations = {loss: 0 if n else before.get(loss, 0) + 1 for loss, n in num_examples.items()}
 
     @property
@@ -65,13 +69,19 @@ class IdleMonitor:
                     f"it. {why}"
                 )
 
+    def warn_at_the_end(self, causes: list[str]) -> None:
+        """Warn of a run that ends without having been trained."""
+        if not self.has_trained:
+            logger.warning(f"Nothing was trained: there was not one example. {' '.join(causes)}")
+
     def state_dict(self) -> dict[str, Any]:
         """Return the state for a checkpoint. A run that stopped because of them begins to count anew."""
-        return {"num_iterations": {} if self.is_exceeded else self.num_iterations}
+        num_iterations = {} if self.is_exceeded else self.num_iterations
+        return {"num_iterations": num_iterations, "has_trained": self.has_trained}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Load a state from [`~IdleMonitor.state_dict`]."""
-        self.num_iterations = state["num_iterations"]
+        self.num_iterations, self.has_trained = state["num_iterations"], state["has_trained"]
 
 
 _TOKENS_OF_A_THOUGHT = 2048

@@ -10,19 +10,20 @@ from signal import Signals
 from typing import Any, Protocol
 
 from accelerate.logging import get_logger
-from accelerate.utils import broadcast_object_list
+from accelerate.utils import broadcast_object_list, gather_object
 from datasets import Dataset
 from torch.utils.data import DataLoader
-from transformers import ProgressCallback
+from transformers import PrinterCallback, ProgressCallback
 from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_callback import TrainerState
 from transformers.trainer_utils import TrainOutput
 
 from ..private_names import get_config_model_id
-from ..records.folder import END_OF_TRAINING, TrainingLogCallback, check_unused, checkpoints, last_steps, set_aside
+from ..records.console import ConsoleCallback, ProgressBar
+from ..records.folder import END_OF_TRAINING, SECONDS, check_unused, checkpoints, last_steps, set_aside
 from ..records.lock import locked
 from ..records.records import Records
-from ..records.written_notes import noted_warnings, write_settings
+from ..records.written_notes import TrainingLogCallback, noted_warnings, write_settings
 from ..rendezvous import Rendezvous
 from ..shards import has_gathered_weights
 from ..types import RunRefused
@@ -90,8 +91,16 @@ class RunTrainer(AtomicSavingTrainer):
         self._training_log = TrainingLogCallback()
         self.add_callback(self._training_log)
         self.add_callback(TrainBeginCallback(self._begin))
+        for callback in list(self.callback_handler.callbacks):
+            if type(callback) in (PrinterCallback, ProgressCallback):  # which print all metrics of a log
+                self.remove_callback(callback)
+                if type(callback) is ProgressCallback:
+                    self.add_callback(ProgressBar())
+        self.add_callback(ConsoleCallback(lambda: self.records.take_row()))
         self._has_opened_folder = False
         self._saved_losses: list[float] | None = None  # of the checkpoint
+        self._saved_seconds = 0.0  # that training took before it was resumed
+        self._start = 0.0  # when it would have begun without a pause
         self._loss_start = 0  # step since which they are summed
         self._logged_before: list[dict[str, float]] = []  # at step 0, before training started
 
@@ -146,7 +155,7 @@ class RunTrainer(AtomicSavingTrainer):
             if self.is_world_process_zero() and not self.had_ended:
                 write_settings(self.args, get_config_model_id(self.model.config))
                 stack.enter_context(noted_warnings(self.args.output_dir, lambda: self.state.global_step))
-            self._loss_start = 0
+            self._loss_start, self._saved_seconds = 0, 0.0
             # Transformers begins a new history; the log of the run keeps these, too.
             self._logged_before = [log for log in self.state.log_history if checkpoint is None and log["step"] == 0]
             if checkpoint is not None:
@@ -266,18 +275,20 @@ class RunTrainer(AtomicSavingTrainer):
             "kept_options": kept_options(self.args),
             "iteration_options": options_of_iteration(self.args),
             "recorded": self.records.recorded,
+            "seconds": time.perf_counter() - self._start,
             "losses": [self._tr_loss.item(), self._total_loss_scalar, self._globalstep_last_logged, self._loss_start],
             "parts": {name: part.state_dict() for name, part in self.stateful.items()},
         }
 
     def load_run_state(self, state: dict[str, Any]) -> None:
         """Load a state from [`~RunTrainer.run_state`]."""
-        self._saved_losses = state["losses"]
+        self._saved_losses, self._saved_seconds = state["losses"], state["seconds"]
         for name, part in self.stateful.items():
             part.load_state_dict(state["parts"][name])
 
     def _begin(self) -> None:
         """Go on, before the first step, with what the trainer's own checkpoint has not restored."""
+        self._start = time.perf_counter() - self._saved_seconds
         self.state.log_history[:0] = self._logged_before
         self._find_best()
         if self._saved_losses is None:
@@ -291,7 +302,7 @@ class RunTrainer(AtomicSavingTrainer):
 
     def _maybe_log_save_evaluate(self, *args, **kwargs) -> None:
         super()._maybe_log_save_evaluate(*args, **kwargs)
-        number = self.stop_signals.agreed()
+        number = max(gather_object([self.stop_signals.received]))
         if not number:
             return
         if self.saved_step != self.state.global_step:
@@ -307,6 +318,8 @@ class RunTrainer(AtomicSavingTrainer):
         stop_at_once(number)
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        if "loss" in logs or END_OF_TRAINING in logs:
+            logs[SECONDS] = time.perf_counter() - self._start
         if END_OF_TRAINING in logs:
             # Of all steps, also of those before the run was resumed.
             logs[END_OF_TRAINING] = self._total_loss_scalar / max(1, self.state.global_step - self._loss_start)

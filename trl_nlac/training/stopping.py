@@ -11,8 +11,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType, FunctionType
 
-from accelerate.utils import gather_object
-
 
 REPEAT_SECONDS = 0.5  # within which a signal is the first one again: launchers pass on what a terminal sends to all
 _NOTE = (
@@ -58,10 +56,6 @@ class StopSignals:
             yield
         if self.received:  # after the last step
             stop_at_once(self.received)
-
-    def agreed(self) -> int:
-        """Return the signal that any process received, the same on all; 0 if there was none."""
-        return max(gather_object([self.received]))
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         now = time.monotonic()

@@ -1,0 +1,59 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""A user of `GRPOConfig` is told what each option is here."""
+
+import copy
+import pickle
+import re
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+from trl import GRPOConfig
+
+from trl_nlac import NLACConfig
+from trl_nlac.cli.main import main
+from trl_nlac.options.of_grpo import HINTS
+
+
+OWN = {option.name for option in fields(NLACConfig)}
+PAGE = Path(__file__).parents[2] / "docs" / "source" / "coming_from_grpo.md"
+
+
+def test_every_option_that_is_lacking_has_a_hint():
+    lacking = {option.name for option in fields(GRPOConfig)} - OWN
+    assert HINTS.keys() == lacking
+    named = {name for text in HINTS.values() for name in re.findall(r"`(\w+)`", text)}
+    assert named <= OWN
+
+
+def test_the_page_says_the_same():
+    rows = [
+        row.split("|")[1:3] for row in PAGE.read_text().splitlines() if row.startswith("| `") and "Config" not in row
+    ]
+    assert len(rows) == 7
+    for theirs, ours in rows:
+        for name in re.findall(r"`(\w+)`", theirs):
+            assert set(re.findall(r"`(\w+)`", ours)) == set(re.findall(r"`(\w+)`", HINTS[name])), name
+    assert "but `learning_rate` and `min_p`" in PAGE.read_text()
+    theirs, ours = ({option.name: option.default for option in fields(of)} for of in (GRPOConfig, NLACConfig))
+    shared = theirs.keys() & ours.keys()
+    assert {name for name in shared if theirs[name] != ours[name]} == {"learning_rate", "min_p"}
+
+
+def test_errors_of_python(tmp_path):
+    with pytest.raises(
+        TypeError, match="num_generations, num_iterations.*GRPO's `num_iterations` is `num_updates_per"
+    ):
+        NLACConfig(str(tmp_path), num_generations=8, num_iterations=2)
+    with pytest.raises(TypeError, match="unexpected keyword argument 'foo'"):
+        NLACConfig(str(tmp_path), foo=8)
+    config = NLACConfig(str(tmp_path), use_cpu=True, bf16=False, max_turns=3)
+    assert copy.deepcopy(config).max_turns == pickle.loads(pickle.dumps(config)).max_turns == 3
+
+
+@pytest.mark.parametrize("words", [["--max_tool_calling_iterations", "8"], ["--max_tool_calling_iterations=8"]])
+def test_errors_of_the_command_line(words, capsys):
+    assert main(["train", "--use_cpu", "True", "--bf16", "False", *words]) == 2
+    error = capsys.readouterr().err
+    assert "there is no option '--max_tool" in error and "is --max_turns here, which counts" in error
