@@ -267,7 +267,8 @@ class NLACTrainer(PublishedTrainer, ComparedEvaluations, RunTrainer):
             with self.records.timed("audit"):
                 judgements = judge_aside(self.roles, transitions[: self.args.audit_samples])
             attempts = self._attempt(transitions)
-        reuse = self._target_reuse(samples)
+        lifetime = self.args.target_max_age * self.args.updates_per_iteration
+        reuse = TargetReuse(samples, self.replay.targets, self.target_weights.num_updates, lifetime)
         with self.target_weights.swapped_into(self.model), self._generating():
             questions = self._foresee(reuse.due)
         with self.initial_weights.swapped_into(self.model), self._generating():
@@ -399,11 +400,6 @@ class NLACTrainer(PublishedTrainer, ComparedEvaluations, RunTrainer):
         """Act in the states of transitions and judge the actions, with the policy's weights (line 9)."""
         with self.records.timed("attempt"):
             return attempt_each(self.roles, transitions)
-
-    def _target_reuse(self, samples: list[Sample]) -> TargetReuse:
-        """Choose the samples that need a new Bellman target."""
-        lifetime = self.args.target_max_age * self.args.updates_per_iteration
-        return TargetReuse(samples, self.replay.targets, self.target_weights.num_updates, lifetime)
 
     def _foresee(self, transitions: list[Transition]) -> list[Prompt | None]:
         """Foresee what follows transitions, with the target weights, and ask the backup about it (line 8)."""

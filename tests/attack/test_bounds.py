@@ -11,11 +11,12 @@ from datasets import Dataset
 from helpers.testing_utils import ScriptedGenerator, make_roles_of, make_tokenizer, make_trainer, play, read_logs
 
 from trl_nlac import NLACPrompts
+from trl_nlac.agent.better_actions import refinement_rounds
 from trl_nlac.chat.encoder import ChatEncoder
 from trl_nlac.environments import StepResult
 from trl_nlac.method.backup import bellman_targets, critic_examples, is_answerable
 from trl_nlac.method.critic import critic_prompt
-from trl_nlac.method.refinement import policy_examples, refine_attempts, refinement_rounds, sample_attempts
+from trl_nlac.method.refinement import policy_examples, refine_attempts, sample_attempts
 from trl_nlac.types import Sample, TrainingStopped, Transition
 
 

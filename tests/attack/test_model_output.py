@@ -14,6 +14,7 @@ from helpers.testing_utils import ScriptedGenerator, make_roles_of, make_tokeniz
 from transformers import AutoModelForCausalLM, Qwen3Config
 
 from trl_nlac import NLACPrompts
+from trl_nlac.agent.better_actions import refinement_rounds
 from trl_nlac.chat.call_reader import read_calls
 from trl_nlac.chat.encoder import ChatEncoder
 from trl_nlac.chat.tool_calls import MAX_NESTING, format_tool_call
@@ -23,7 +24,7 @@ from trl_nlac.episodes.rewards import EpisodeRewards
 from trl_nlac.generation.generator import Completion
 from trl_nlac.method.backup import bellman_targets
 from trl_nlac.method.critic import critiques, judge_critiques
-from trl_nlac.method.refinement import Attempt, refine_attempts, refinement_rounds, sample_attempts
+from trl_nlac.method.refinement import Attempt, refine_attempts, sample_attempts
 from trl_nlac.types import Prompt
 
 

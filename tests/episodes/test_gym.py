@@ -10,7 +10,7 @@ from helpers.testing_utils import make_config, make_roles
 
 from trl_nlac import NLACTrainer
 from trl_nlac.environments.embedded import COMPACT_PROMPTS, TINY_MODEL
-from trl_nlac.episodes.gym import GymEnvironment, is_gym
+from trl_nlac.episodes.gym import GymEnvironment
 from trl_nlac.episodes.pool import EnvironmentPool
 from trl_nlac.episodes.rollout import play_episodes
 
@@ -117,14 +117,18 @@ class TestGymEnvironment:
             GymEnvironment(Safe()).step("1")  # before `reset`
 
 
-class TestIsGym:
-    def test_what_is(self):
-        assert is_gym(Safe()) and is_gym(make())
-        assert not is_gym(object()) and not is_gym(GymEnvironment(Safe()))
+def test_nothing_is_one_where_nobody_has_imported_it(monkeypatch):
+    class Echo:
+        def reset(self):
+            return "begin"
 
-    def test_does_not_import(self, monkeypatch):
-        monkeypatch.delitem(sys.modules, "gymnasium")
-        assert not is_gym(object()) and "gymnasium" not in sys.modules
+        def step(self, action):
+            return action
+
+    monkeypatch.delitem(sys.modules, "gymnasium")
+    pool = EnvironmentPool(Echo)
+    assert type(pool.example).__name__ == "PlainEnvironment" and "gymnasium" not in sys.modules
+    pool.close()
 
 
 def test_rollout():

@@ -6,6 +6,7 @@ import pytest
 from helpers.method_utils import CRITIQUE, DESK, WRONG, asked, make_transitions
 from helpers.testing_utils import make_roles, make_roles_of, make_tokenizer
 
+from trl_nlac.agent.better_actions import refinement_rounds
 from trl_nlac.chat.encoder import ChatEncoder
 from trl_nlac.chat.tool_calls import format_tool_call
 from trl_nlac.environments.embedded import make_environment
@@ -16,7 +17,6 @@ from trl_nlac.method.refinement import (
     policy_examples,
     question_attempts,
     refine_attempts,
-    refinement_rounds,
     sample_attempts,
 )
 from trl_nlac.method.roles import Roles

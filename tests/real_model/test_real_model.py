@@ -14,9 +14,10 @@ from transformers import AutoTokenizer
 
 from benchmarks.real_model import real_model_path
 from trl_nlac import NLACAgent, NLACConfig, NLACPrompts, NLACTrainer
+from trl_nlac.agent.better_actions import predict_futures
 from trl_nlac.cli.main import main
 from trl_nlac.environments import AgentEnvironment, StepResult
-from trl_nlac.method.critic import critiques, judge_actions, predict_futures
+from trl_nlac.method.critic import critiques, judge_actions
 from trl_nlac.prompts import WORKED_EXAMPLES
 
 

@@ -23,14 +23,14 @@ from ..episodes.rewards import EpisodeRewards
 from ..evaluation.evaluation import Evaluation, evaluate_policy
 from ..generation.generator import Generator
 from ..method.context import context_of, fit_to_context
-from ..method.critic import critic_prompt, judge_actions, predict_futures
+from ..method.critic import critic_prompt, judge_actions
 from ..method.roles import Roles
 from ..options.role_options import RoleOptions
 from ..prompts import NLACPrompts
 from ..types import Answer, Judgement, Message, Prompt
 from .agent_action import AgentAction, Check
 from .backends import load_backend, present_device
-from .better_actions import Choice, act_better, choose_actions, judge_choices, refine_choices
+from .better_actions import Choice, act_better, choose_actions, judge_choices, predict_futures, refine_choices
 
 
 class NLACAgent:
@@ -321,7 +321,7 @@ class NLACAgent:
         tools: list[dict[str, Any]] | None = None,
     ) -> list[str]:
         """
-        Sample k futures of an action, d ~ M(. | s, a), see [`critic.predict_futures`]. `messages`, `action` and
+        Sample k futures of an action, d ~ M(. | s, a), see [`better_actions.predict_futures`]. `messages`, `action`,
         `tools` are as in [`critique`].
 
         Args:

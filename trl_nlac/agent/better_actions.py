@@ -7,11 +7,33 @@ from dataclasses import dataclass, field, replace
 import torch
 
 from ..generation.generator import Sampling
-from ..method.critic import judge_actions, judge_critiques
+from ..method.backup import bellman_targets
+from ..method.critic import critiques, judge_actions, judge_critiques, sample_futures
 from ..method.randomness import random_generator
-from ..method.refinement import Attempt, Round, refinement_rounds
+from ..method.refinement import Attempt, Criticise, ask_refined, refine_attempts
 from ..method.roles import Roles
-from ..types import Answer, Judgement, Prompt
+from ..prompts import parse_critique, parse_future
+from ..types import Answer, Judgement, Prompt, Refinement, Transition
+
+
+@dataclass(frozen=True)
+class Round:
+    """
+    One round of critique and refinement.
+
+    Args:
+        attempt (`str`):
+            The action that was judged.
+        critique ([`Answer`]):
+            Its critique.
+        refined ([`Answer`], *optional*):
+            The refined action. `None` if the critique or the refined action could not be parsed, or if none was asked
+            for, because the critique calls the action the best.
+    """
+
+    attempt: str
+    critique: Answer
+    refined: Answer | None
 
 
 @dataclass
@@ -79,8 +101,8 @@ def refine_choices(roles: Roles, prompts: list[Prompt], choices: list[Choice], r
     if not rounds:
         return
     refined = _rounds(roles, prompts, [choice.answer for choice in choices], rounds)
-    critiques = [one.critique for of_action in refined.values() for one in of_action]
-    judgements = iter(judge_critiques(roles, critiques))
+    found = [one.critique for of_action in refined.values() for one in of_action]
+    judgements = iter(judge_critiques(roles, found))
     for i, of_action in refined.items():
         for one in of_action:
             choices[i].judgement = next(judgements)
@@ -103,7 +125,7 @@ def _check_range(name: str, value: float, least: int) -> None:
 
 
 def _rounds(roles: Roles, prompts: list[Prompt], answers: list[Answer], num_rounds: int) -> dict[int, list[Round]]:
-    """Refine the answers that are actions, see [`~method.refinement.refinement_rounds`]."""
+    """Refine the answers that are actions, see [`refinement_rounds`]."""
     attempts = {
         i: Attempt.of(roles, prompt, answer)
         for i, (prompt, answer) in enumerate(zip(prompts, answers, strict=True))
@@ -128,3 +150,104 @@ def _chosen(roles: Roles, groups: list[list[Answer]], alpha: float) -> list[Choi
         candidates = [(action.parsed, judgement) for action, judgement in zip(group, judgements, strict=True)]
         choices.append(Choice(group[i], judgements[i], candidates=candidates))
     return choices
+
+
+def refinement_rounds(
+    roles: Roles,
+    attempts: dict[int, Attempt],
+    num_rounds: int,
+    criticise: Criticise = critiques,
+    sampling: Sampling | None = None,
+) -> dict[int, list[Round]]:
+    """
+    Refine actions in rounds of critique and refinement (m of section 4.2), at test time. The refinement policy sees
+    all attempts and their critiques; the critic judges each attempt alone. An action that the critic calls the best is
+    kept, and not judged again.
+
+    Args:
+        roles ([`~method.roles.Roles`]):
+            The roles.
+        attempts (`dict[int, Attempt]`):
+            The actions, by any number.
+        num_rounds (`int`):
+            Largest number of rounds.
+        criticise (`Callable`, *optional*, defaults to [`~method.critic.critiques`]):
+            Samples critiques of conversations that end with an action.
+        sampling ([`~generation.generator.Sampling`], *optional*):
+            In place of the refinement policy's own.
+
+    Returns:
+        `dict[int, list[Round]]`: the rounds of each action, in order.
+    """
+    rounds: dict[int, list[Round]] = {i: [] for i in attempts}
+    together = {i: attempt.state_action for i, attempt in attempts.items()}  # with the attempts before it
+    for _ in range(num_rounds):
+        found = criticise(roles, [attempt.state_action for attempt in attempts.values()])
+        attempts = {i: replace(a, critique=c) for (i, a), c in zip(attempts.items(), found, strict=True)}
+        open_ = [i for i, attempt in attempts.items() if attempt.is_readable and not attempt.is_best]
+        answers = ask_refined(roles, [together[i] for i in open_], [attempts[i].critique for i in open_], sampling)
+        refined = {i: answer for i, answer in zip(open_, answers, strict=True) if answer.parsed is not None}
+        for i, attempt in attempts.items():
+            rounds[i].append(Round(attempt.action, attempt.critique, refined.get(i)))
+        again = [i for i in refined if not attempts[i].critique.parsed.optimal]
+        attempts = {i: Attempt.of(roles, attempts[i].state, refined[i]) for i in again}
+        together = {i: roles.builder.continued(refined[i].prompt, refined[i]) for i in attempts}
+    return rounds
+
+
+def refine_in_hindsight(roles: Roles, transitions: list[Transition]) -> tuple[list[Answer], list[Refinement | None]]:
+    """
+    Judge stored actions knowing what followed in their whole episodes, and refine them with that as their critique. Of
+    an episode that was cut it is known up to the cut, and guessed from there.
+
+    Args:
+        roles ([`~method.roles.Roles`]):
+            The roles.
+        transitions (`list[Transition]`):
+            The actions.
+
+    Returns:
+        `tuple[list[Answer], list[Refinement | None]]`: the judgements, Monte Carlo targets, and the refinements, see
+        [`refine_attempts`].
+
+    Raises:
+        ValueError: If critiques weigh several futures: a judgement is one future then, without a verdict.
+    """
+    if roles.options.num_futures > 1:
+        raise ValueError(
+            "An action is refined in hindsight by the verdict of its judgement, which has none with "
+            f"`num_futures={roles.options.num_futures}`. Use a model whose critiques weigh one future."
+        )
+    targets = bellman_targets(roles, transitions, "monte_carlo")
+    judged = zip(transitions, targets, strict=True)
+    return targets, refine_attempts(roles, [Attempt.of_transition(roles, *pair) for pair in judged])
+
+
+def predict_futures(roles: Roles, state_actions: list[Prompt], k: int) -> list[list[str]]:
+    """
+    Sample k futures of each action, d ~ M(. | s, a): from the successor model (p_pred), or, where the critic answers
+    with future and verdict in one (k = 1 in training), from its critiques. A greedy role samples at temperature 1.
+
+    Args:
+        roles ([`~method.roles.Roles`]):
+            The roles.
+        state_actions (`list[Prompt]`):
+            Conversations that end with an action.
+        k (`int`):
+            Number of futures.
+
+    Returns:
+        `list[list[str]]`: those that could be parsed.
+
+    Raises:
+        ValueError: If `k` is less than 1, or a task is a single step, which has no future.
+    """
+    if k < 1:
+        raise ValueError(f"`k` must be at least 1, got {k}.")
+    if roles.options.single_step:
+        raise ValueError("With `single_step=True` the critic judges correctness and predicts no future.")
+    role, parse = ("critique", parse_critique) if roles.options.num_futures == 1 else ("successor", parse_future)
+    sampling = roles.samplings[role]
+    if sampling.temperature == 0 and k > 1:
+        sampling = replace(sampling, temperature=1.0)
+    return sample_futures(roles, state_actions, k, role, parse, sampling)

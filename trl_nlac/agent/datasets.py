@@ -15,10 +15,10 @@ from ..chat.tool_calls import read_calls_of, with_objects, with_text
 from ..episodes.conversations import as_json, turn_messages
 from ..episodes.logs import episodes_from_logs
 from ..episodes.recorder import Recorder
-from ..method.refinement import refine_in_hindsight
 from ..method.states import forgetful_task
 from ..types import Message
 from .agent import NLACAgent
+from .better_actions import refine_in_hindsight
 
 
 logger = logging.getLogger(__name__)

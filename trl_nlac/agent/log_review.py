@@ -10,10 +10,10 @@ from ..chat.actions import ActionFormat
 from ..episodes.logs import episodes_from_logs, logs_dataset
 from ..evaluation.metrics import CriticCalibration
 from ..method.critic import judge_actions
-from ..method.refinement import refine_in_hindsight
 from ..prompts import NLACPrompts
 from ..types import Episode, Judgement, Transition
 from .agent import NLACAgent
+from .better_actions import refine_in_hindsight
 
 
 @dataclass(frozen=True)

@@ -2,20 +2,13 @@
 
 """gymnasium environments whose observations and actions are text."""
 
-import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from .text_environment import StepResult, TextEnvironment
 
 
 if TYPE_CHECKING:
     import gymnasium
-
-
-def is_gym(instance: Any) -> bool:
-    """Whether `instance` is a `gymnasium.Env`. Does not import gymnasium: if nobody has, nothing is one."""
-    gymnasium = sys.modules.get("gymnasium")
-    return gymnasium is not None and isinstance(instance, gymnasium.Env)
 
 
 class GymEnvironment(TextEnvironment):

@@ -5,6 +5,7 @@
 import atexit
 import inspect
 import json
+import sys
 import threading
 import time
 import weakref
@@ -20,7 +21,6 @@ from typing import Any
 from transformers.utils.chat_template_utils import DocstringParsingException, TypeHintParsingException
 
 from ..terminal import shown
-from .gym import GymEnvironment, is_gym
 from .process import ProcessEnvironment
 from .text_environment import EnvironmentFailure, Oracle, PlainEnvironment, TextEnvironment, describe_error, with_seed
 from .trl_env import ToolEnvironment
@@ -398,7 +398,10 @@ def _make(factory: EnvironmentFactory, tools: list[Callable] | None) -> TextEnvi
             f"`tools` go with an environment whose actions are tool calls, but {type(instance).__name__} defines "
             "`step`. Omit `tools`."
         )
-    if is_gym(instance):
+    gymnasium = sys.modules.get("gymnasium")  # if nobody has imported it, nothing is one
+    if gymnasium is not None and isinstance(instance, gymnasium.Env):
+        from .gym import GymEnvironment
+
         return GymEnvironment(instance)
     return instance if isinstance(instance, TextEnvironment) else PlainEnvironment(instance)
 

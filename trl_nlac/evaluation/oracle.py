@@ -2,14 +2,12 @@
 
 """Compare critiques with the truth, in worlds that have an oracle."""
 
-from functools import partial
-
 from ..episodes.pool import EnvironmentPool
 from ..episodes.rollout import replay
 from ..episodes.text_environment import Oracle
 from ..generation.generator import Sampling
 from ..method.critic import critiques
-from ..method.refinement import Attempt, refinement_rounds
+from ..method.refinement import Attempt, refine_attempts
 from ..method.roles import Roles
 from ..types import Critique, Refinement, Transition
 
@@ -67,17 +65,13 @@ def examine_critic(environments: EnvironmentPool, roles: Roles, num_probes: int,
     episodes = [replay(environments, roles, task, actions) for task, actions in oracle.probes(num_probes, seed)]
     transitions = [Transition(episode, len(episode.turns) - 1) for episode in episodes if episode is not None]
     greedy = {name: Sampling(roles.samplings[name].max_tokens, temperature=0.0) for name in ("critique", "refine")}
-    rounds = refinement_rounds(
-        roles,
-        {i: Attempt.of_transition(roles, transition) for i, transition in enumerate(transitions)},
-        num_rounds=1,
-        criticise=partial(critiques, sampling=greedy["critique"]),
-        sampling=greedy["refine"],
-    )
+    found = critiques(roles, [transition.state_action for transition in transitions], greedy["critique"])
+    attempts = [Attempt.of_transition(roles, *pair) for pair in zip(transitions, found, strict=True)]
+    refined = refine_attempts(roles, attempts, greedy["refine"])
     judged = [
-        (transitions[i], first.attempt, first.critique.parsed, first.refined and first.refined.parsed)
-        for i, (first,) in rounds.items()
-        if first.critique.parsed is not None
+        (transition, attempt.action, attempt.critique.parsed, refinement and refinement.refined_action.parsed)
+        for transition, attempt, refinement in zip(transitions, attempts, refined, strict=True)
+        if attempt.is_readable
     ]
     metrics = oracle_metrics(oracle, judged)
     if transitions:

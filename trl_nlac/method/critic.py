@@ -3,7 +3,6 @@
 """The language critic: critiques, futures, and a critique as a number."""
 
 from collections.abc import Callable
-from dataclasses import replace
 
 import torch
 
@@ -51,7 +50,7 @@ def critiques(roles: Roles, state_actions: list[Prompt], sampling: Sampling | No
     if single_step or k == 1:
         parse = parse_correctness if single_step else parse_critique
         return roles.ask("critique", [critic_prompt(roles, prompt) for prompt in state_actions], parse, sampling)
-    predicted = _sample_futures(roles, state_actions, k, "successor", parse_future)
+    predicted = sample_futures(roles, state_actions, k, "successor", parse_future)
     questions = [
         roles.builder.follow_up(state_action, roles.prompts.question("evaluation", futures=numbered(futures)))
         for state_action, futures in zip(state_actions, predicted, strict=True)
@@ -59,37 +58,7 @@ def critiques(roles: Roles, state_actions: list[Prompt], sampling: Sampling | No
     return roles.ask("critique", questions, parse_critique, sampling)
 
 
-def predict_futures(roles: Roles, state_actions: list[Prompt], k: int) -> list[list[str]]:
-    """
-    Sample k futures of each action, d ~ M(. | s, a): from the successor model (p_pred), or, where the critic answers
-    with future and verdict in one (k = 1 in training), from its critiques. A greedy role samples at temperature 1.
-
-    Args:
-        roles ([`~method.roles.Roles`]):
-            The roles.
-        state_actions (`list[Prompt]`):
-            Conversations that end with an action.
-        k (`int`):
-            Number of futures.
-
-    Returns:
-        `list[list[str]]`: those that could be parsed.
-
-    Raises:
-        ValueError: If `k` is less than 1, or a task is a single step, which has no future.
-    """
-    if k < 1:
-        raise ValueError(f"`k` must be at least 1, got {k}.")
-    if roles.options.single_step:
-        raise ValueError("With `single_step=True` the critic judges correctness and predicts no future.")
-    role, parse = ("critique", parse_critique) if roles.options.num_futures == 1 else ("successor", parse_future)
-    sampling = roles.samplings[role]
-    if sampling.temperature == 0 and k > 1:
-        sampling = replace(sampling, temperature=1.0)
-    return _sample_futures(roles, state_actions, k, role, parse, sampling)
-
-
-def _sample_futures(
+def sample_futures(
     roles: Roles,
     state_actions: list[Prompt],
     k: int,

@@ -53,18 +53,6 @@ def make_examples(
     """
     Make the examples of the critic loss (equation 5) and of the policy loss (equation 6), one of each for a sample;
     `None` where there is none, or the loss has the coefficient 0.
-
-    Args:
-        roles ([`~method.roles.Roles`]):
-            The roles.
-        args ([`NLACConfig`]):
-            Which losses are trained, and how.
-        samples (`list[Sample]`):
-            Samples of the replay buffer.
-        targets (`list[Answer]`):
-            Their Bellman targets.
-        refinements (`list[Refinement | None]`):
-            Their refinements.
     """
     of_critic: list[TrainingExample | None] = [None] * len(samples)
     of_policy: list[TrainingExample | None] = [None] * len(samples)
@@ -83,17 +71,8 @@ def unanswerable(
     of_policy: list[TrainingExample | None],
 ) -> list[int]:
     """
-    Return the ids of transitions without an example that can never have one, because their prompts are too long.
-
-    Args:
-        roles ([`~method.roles.Roles`]):
-            The roles.
-        args ([`NLACConfig`]):
-            Which losses are trained.
-        samples (`list[Sample]`):
-            Samples of the replay buffer.
-        of_critic (`list[TrainingExample | None]`), of_policy (`list[TrainingExample | None]`):
-            Their examples, see [`make_examples`].
+    Return the ids of transitions without an example that can never have one, because their prompts are too long. The
+    examples are those of [`make_examples`].
     """
     # Otherwise the policy can learn in a state about which the backup's question is too long.
     needs_target = not args.policy_loss_coef

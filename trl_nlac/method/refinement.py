@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 
 from ..generation.generator import Sampling
 from ..types import Answer, Prompt, Refinement, Sample, TrainingExample, Transition
-from .backup import bellman_targets
 from .critic import critiques, judgement_prompt
 from .roles import Roles
 
@@ -93,7 +92,9 @@ def sample_attempts(
     return attempts
 
 
-def refine_attempts(roles: Roles, attempts: list[Attempt | None]) -> list[Refinement | None]:
+def refine_attempts(
+    roles: Roles, attempts: list[Attempt | None], sampling: Sampling | None = None
+) -> list[Refinement | None]:
     """
     Sample a_t^r ~ pi^r(. | s_t, a_t, Q_L(s_t, a_t)), a better action for each critique (equation 6). An action that
     its critique calls the best is its own refined action, if it can be trained on, and nothing is asked. Call it with
@@ -104,6 +105,8 @@ def refine_attempts(roles: Roles, attempts: list[Attempt | None]) -> list[Refine
             The roles.
         attempts (`list[Attempt | None]`):
             The actions with their critiques.
+        sampling ([`~generation.generator.Sampling`], *optional*):
+            In place of the refinement policy's own.
 
     Returns:
         `list[Refinement | None]`: `None` where the action, its critique or its refined action breaks its format.
@@ -114,39 +117,11 @@ def refine_attempts(roles: Roles, attempts: list[Attempt | None]) -> list[Refine
         if attempt.is_best:
             refinements[i] = Refinement(attempt.action, attempt.critique.parsed, attempt.answer, is_kept=True)
     open_ = [(i, attempt) for i, attempt in open_ if not attempt.is_best]
-    answers = ask_refined(roles, [a.state_action for _, a in open_], [a.critique for _, a in open_])
+    answers = ask_refined(roles, [a.state_action for _, a in open_], [a.critique for _, a in open_], sampling)
     for (i, attempt), answer in zip(open_, roles.correct_reasoning(answers, "correct_refine"), strict=True):
         if answer.parsed is not None:
             refinements[i] = Refinement(attempt.action, attempt.critique.parsed, answer)
     return refinements
-
-
-def refine_in_hindsight(roles: Roles, transitions: list[Transition]) -> tuple[list[Answer], list[Refinement | None]]:
-    """
-    Judge stored actions knowing what followed in their whole episodes, and refine them with that as their critique. Of
-    an episode that was cut it is known up to the cut, and guessed from there.
-
-    Args:
-        roles ([`~method.roles.Roles`]):
-            The roles.
-        transitions (`list[Transition]`):
-            The actions.
-
-    Returns:
-        `tuple[list[Answer], list[Refinement | None]]`: the judgements, Monte Carlo targets, and the refinements, see
-        [`refine_attempts`].
-
-    Raises:
-        ValueError: If critiques weigh several futures: a judgement is one future then, without a verdict.
-    """
-    if roles.options.num_futures > 1:
-        raise ValueError(
-            "An action is refined in hindsight by the verdict of its judgement, which has none with "
-            f"`num_futures={roles.options.num_futures}`. Use a model whose critiques weigh one future."
-        )
-    targets = bellman_targets(roles, transitions, "monte_carlo")
-    judged = zip(transitions, targets, strict=True)
-    return targets, refine_attempts(roles, [Attempt.of_transition(roles, *pair) for pair in judged])
 
 
 def check_distillation(roles: Roles) -> None:
@@ -184,69 +159,6 @@ def question_attempts(roles: Roles, attempts: list[Attempt | None]) -> list[Refi
             answer = replace(attempt.answer, prompt=prompt)
             refinements[i] = Refinement(attempt.action, attempt.critique.parsed, answer, is_kept=True)
     return refinements
-
-
-@dataclass(frozen=True)
-class Round:
-    """
-    One round of critique and refinement.
-
-    Args:
-        attempt (`str`):
-            The action that was judged.
-        critique ([`Answer`]):
-            Its critique.
-        refined ([`Answer`], *optional*):
-            The refined action. `None` if the critique or the refined action could not be parsed, or if none was asked
-            for, because the critique calls the action the best.
-    """
-
-    attempt: str
-    critique: Answer
-    refined: Answer | None
-
-
-def refinement_rounds(
-    roles: Roles,
-    attempts: dict[int, Attempt],
-    num_rounds: int,
-    criticise: Criticise = critiques,
-    sampling: Sampling | None = None,
-) -> dict[int, list[Round]]:
-    """
-    Refine actions in rounds of critique and refinement (m of section 4.2), at test time. The refinement policy sees
-    all attempts and their critiques; the critic judges each attempt alone. An action that the critic calls the best is
-    kept, and not judged again.
-
-    Args:
-        roles ([`~method.roles.Roles`]):
-            The roles.
-        attempts (`dict[int, Attempt]`):
-            The actions, by any number.
-        num_rounds (`int`):
-            Largest number of rounds.
-        criticise (`Callable`, *optional*, defaults to [`~method.critic.critiques`]):
-            Samples critiques of conversations that end with an action.
-        sampling ([`~generation.generator.Sampling`], *optional*):
-            In place of the refinement policy's own.
-
-    Returns:
-        `dict[int, list[Round]]`: the rounds of each action, in order.
-    """
-    rounds: dict[int, list[Round]] = {i: [] for i in attempts}
-    together = {i: attempt.state_action for i, attempt in attempts.items()}  # with the attempts before it
-    for _ in range(num_rounds):
-        found = criticise(roles, [attempt.state_action for attempt in attempts.values()])
-        attempts = {i: replace(a, critique=c) for (i, a), c in zip(attempts.items(), found, strict=True)}
-        open_ = [i for i, attempt in attempts.items() if attempt.is_readable and not attempt.is_best]
-        answers = ask_refined(roles, [together[i] for i in open_], [attempts[i].critique for i in open_], sampling)
-        refined = {i: answer for i, answer in zip(open_, answers, strict=True) if answer.parsed is not None}
-        for i, attempt in attempts.items():
-            rounds[i].append(Round(attempt.action, attempt.critique, refined.get(i)))
-        again = [i for i in refined if not attempts[i].critique.parsed.optimal]
-        attempts = {i: Attempt.of(roles, attempts[i].state, refined[i]) for i in again}
-        together = {i: roles.builder.continued(refined[i].prompt, refined[i]) for i in attempts}
-    return rounds
 
 
 def ask_refined(

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from accelerate.utils import gather_object
 
-from ..prompts import WORKED_EXAMPLES, parse_critique
-from ..types import Answer, RunRefused, Transition
+from ..prompts import WORKED_EXAMPLES
+from ..types import RunRefused, Transition
 from .backup import backup_questions, write_targets
 from .critic import critiques
 from .refinement import ask_refined
@@ -21,7 +21,6 @@ logger = logging.getLogger(__name__)
 NUM_STEPS = 8  # about which each process asks each role
 ENOUGH = 0.8  # share of answers that can be read, below which a role is shown examples
 LEAST = 0.2  # below which nothing can be learned from it
-_CRITIQUE = "Future: It goes on as before and nothing is won.\nOptimality: No. Do what was left out before."
 _OF_CRITIC = ("critique", "evaluation", "future", "correctness")
 _OF_BACKUP = ("backup", "backup_terminated", "backup_future", "backup_future_terminated", "backup_correctness")
 
@@ -36,10 +35,6 @@ class WorkedExamples:
             The roles. Whoever shares their prompts sees the examples, too.
         is_on (`bool`):
             Whether anything is looked at.
-
-    Attributes:
-        is_due (`bool`):
-            Whether the roles are still to be asked.
     """
 
     def __init__(self, roles: Roles, is_on: bool):
@@ -50,15 +45,8 @@ class WorkedExamples:
 
     def choose(self, transitions: list[Transition], seed: int, device: torch.device) -> None:
         """
-        Choose by the answers to questions about transitions. All processes call this with the initial weights.
-
-        Args:
-            transitions (`list[Transition]`):
-                The first observed steps.
-            seed (`int`):
-                Seed of the answers. The random state of training does not change.
-            device (`torch.device`):
-                Where the model is.
+        Choose by the answers to questions about the first transitions. All processes call this with the initial
+        weights; the random state of training does not change.
 
         Raises:
             RunRefused: If a role cannot be read, with examples either.
@@ -70,14 +58,13 @@ class WorkedExamples:
             if names:
                 self._show(names)
                 last = self._rates(transitions)
-                self._hide(names)
         if f"format_{self.roles.actions.name}" in names:
             last["policy"] = max(last["policy"], ENOUGH)  # its states are older than the examples
-        helped = [role for role, rate in first.items() if rate < min(ENOUGH, last[role])]
-        last = {role: max(rate, last[role]) for role, rate in first.items()}
-        self._show(self._prompts_of(helped))
+        self._show([])
+        self._show(self._prompts_of([role for role, rate in first.items() if rate < min(ENOUGH, last.get(role, 1.0))]))
+        last = {role: max(rate, last.get(role, 0.0)) for role, rate in first.items()}
         if self._shown:
-            shown = ", ".join(f"{role} {first[role]:.2f}, with them {last[role]:.2f}" for role in first)
+            shown = ", ".join(f"{role} {rate:.2f}, with them {last[role]:.2f}" for role, rate in first.items())
             logger.warning(f"`examples='auto'`: worked examples are shown. Answers that can be read: {shown}.")
         lost = [f"{role} ({rate:.0%})" for role, rate in last.items() if rate < LEAST]
         if lost:
@@ -98,17 +85,13 @@ class WorkedExamples:
     def _rates(self, transitions: list[Transition]) -> dict[str, float]:
         """Return the share of the answers of each role, over all processes, that can be read."""
         roles, state_actions = self.roles, [transition.state_action for transition in transitions]
-        criticised = tuple(roles.chat.completion(_CRITIQUE))
         judged = critiques(roles, state_actions)
-        readable = [
-            answer if answer.parsed else Answer(answer.prompt, criticised, _CRITIQUE, parse_critique(_CRITIQUE))
-            for answer in judged
-        ]
+        readable = [pair for pair in zip(state_actions, judged, strict=True) if pair[1].parsed is not None]
         answers = {
             "policy": roles.act([transition.state for transition in transitions]),
             "critic": judged,
             "backup": write_targets(roles, transitions, backup_questions(roles, transitions, "monte_carlo")),
-            "refine": ask_refined(roles, state_actions, readable),
+            "refine": ask_refined(roles, [prompt for prompt, _ in readable], [critique for _, critique in readable]),
         }
         self._num_cut = sum(not answer.finished for of in answers.values() for answer in of)
         counted = gather_object(
@@ -126,13 +109,12 @@ class WorkedExamples:
             prompt for prompt in prompts if prompt in WORKED_EXAMPLES and not self.roles.prompts.examples.get(prompt)
         ]
 
-    def _hide(self, names: list[str]) -> None:
-        for name in names:
-            del self.roles.prompts.examples[name]
-
     def _show(self, names: list[str]) -> None:
+        examples = self.roles.prompts.examples
+        for name in self._shown:
+            del examples[name]
+        examples.update({name: WORKED_EXAMPLES[name] for name in names})
         self._shown = names
-        self.roles.prompts.examples.update({name: WORKED_EXAMPLES[name] for name in names})
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state for a checkpoint."""

@@ -5,8 +5,9 @@
 
 from dataclasses import replace
 
+from trl_nlac.agent.better_actions import refinement_rounds
 from trl_nlac.method.critic import critiques
-from trl_nlac.method.refinement import Attempt, refinement_rounds
+from trl_nlac.method.refinement import Attempt
 from trl_nlac.method.roles import Roles
 from trl_nlac.types import Answer, Prompt
 
