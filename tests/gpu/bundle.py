@@ -22,8 +22,8 @@ ROOT = Path(__file__).parents[2]
 TREE = ("trl_nlac", "tests/gpu", "tests/helpers", "benchmarks/tiny_run.py", "pyproject.toml")
 PACKAGES = {
     "wheels": (
-        "trl", "datasets", "evaluate", "dill", "multiprocess", "xxhash", "pydantic", "pydantic_core", "annotated_types",
-        "typing_inspection", "cloudpickle", "rich", "markdown_it_py", "mdurl", "pygments",
+        "trl", "datasets", "evaluate", "dill", "multiprocess", "xxhash", "pydantic", "pydantic_core",
+        "annotated_types", "typing_inspection", "cloudpickle", "rich", "markdown_it_py", "mdurl", "pygments",
     ),
     "deepspeed": ("hjson", "msgpack", "py_cpuinfo", "einops", "ninja"),  # what its one stage has beside all others
 }  # fmt: skip
@@ -33,7 +33,7 @@ RUN = """
 cd "$(dirname "${BASH_SOURCE[0]}")"
 export PYTHONUNBUFFERED=1 HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false OUT="${OUT:-.}"
 for part in wheels deepspeed; do
-    python3 -m pip install -q --no-index --no-deps --no-compile --no-cache-dir --upgrade --target site/$part $part/*.whl
+    python3 -m pip install -q --no-index --no-deps --no-cache-dir --upgrade --target site/$part $part/*.whl
 done
 go() { python3 tests/gpu/acceptance.py --limit 170 --json "$OUT/$1.json" --table "$OUT/$1.md" --stages "${@:2}"; }
 export PYTHONPATH="$PWD/site/wheels"
