@@ -21,7 +21,7 @@ TEST_JOBS ?= 3
 BENCHMARKS ?= systems.rollout systems.replay systems.target_weights systems.train_step systems.loss_memory
 SOURCES := $(wildcard trl_nlac examples tests benchmarks docs setup.py)
 
-TARGETS := demo test test-benchmarks test-slow test-distributed test-vllm test-newest test-gpu real-model test-real \
+TARGETS := demo test test-benchmarks test-slow test-distributed test-vllm test-newest test-gpu gpu-bundle real-model test-real \
 	lint format bench bench-learning bench-vllm docs clean
 
 .PHONY: help $(TARGETS)
@@ -78,6 +78,10 @@ test-gpu: $(VENV)/.dev $(VLLM_VENV)/.vllm
 test-newest: $(VENV)/.dev
 	$(PIP) install --upgrade --no-deps --target build/newest trl transformers
 	$(OFFLINE) PYTHONPATH=build/newest $(BIN)/python -m pytest tests/test_private_names.py
+
+# What a machine with torch and transformers, but without a network, needs for it: bash gpu_bundle/run.sh there.
+gpu-bundle: $(VENV)/.dev
+	$(BIN)/python tests/gpu/bundle.py $(GPU_ARGS)
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check $(SOURCES)

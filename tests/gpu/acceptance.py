@@ -18,19 +18,49 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import NamedTuple
 
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent.parent
 BASE = ("torch", "transformers", "accelerate")
-# The packages that each stage needs, in the order in which they run.
+TRAINS = (*BASE, "trl", "datasets", "pyarrow")
+VLLM = (*BASE, "trl", "datasets", "peft", "vllm")
+
+
+class Stage(NamedTuple):
+    """
+    Args:
+        needs (`tuple[str, ...]`):
+            Packages.
+        script (`str`, *optional*), kind (`str`, *optional*):
+            The file in `stages`, by default that of the stage's name, and its argument.
+        launch (`str`, *optional*):
+            Configuration of the package with which Accelerate launches it on a GPU, in one process.
+    """
+
+    needs: tuple[str, ...]
+    script: str | None = None
+    kind: str | None = None
+    launch: str | None = None
+
+
+# In the order in which they run: what proves most first. An engine of vLLM takes a process of its own.
 STAGES = {
-    "device": BASE,
-    "training": BASE,
-    "memory": BASE,
-    "learning": (*BASE, "trl", "datasets", "pyarrow"),
-    "engine": (*BASE, "trl", "datasets", "peft", "vllm"),
-    "server": (*BASE, "trl", "datasets", "vllm"),
+    "device": Stage(BASE),
+    "training": Stage(BASE),
+    "default": Stage(TRAINS, "short", "full"),
+    "lora": Stage((*TRAINS, "peft"), "short", "lora"),
+    "zero3": Stage((*TRAINS, "deepspeed"), "short", "zero3", "zero3.yaml"),
+    "fsdp2": Stage(TRAINS, "short", "fsdp2", "fsdp2.yaml"),
+    "flex": Stage(BASE),
+    "learning": Stage(TRAINS),
+    "memory": Stage(BASE),
+    "engine": Stage(VLLM, "engine", "full"),
+    "engine_asleep": Stage(VLLM, "engine", "full_asleep"),
+    "engine_lora": Stage(VLLM, "engine", "lora"),
+    "engine_lora_asleep": Stage(VLLM, "engine", "lora_asleep"),
+    "server": Stage(VLLM),
 }
 VERSIONS = (*BASE, "trl", "datasets", "peft", "deepspeed", "vllm")
 
@@ -53,7 +83,7 @@ print(json.dumps(found))
 
 def versions_of(python: str) -> dict[str, str]:
     """Return the versions of the packages that an interpreter has."""
-    command = [python, "-c", ASK, *sorted({*VERSIONS, *(name for needs in STAGES.values() for name in needs)})]
+    command = [python, "-c", ASK, *sorted({*VERSIONS, *(name for stage in STAGES.values() for name in stage.needs)})]
     return json.loads(subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout)
 
 
@@ -69,10 +99,16 @@ def gpus() -> list[str]:
 def run_stage(name: str, python: str, device: str, small: bool, limit: float) -> dict:
     """Run a stage; returns how it ended, its seconds, and what it found or why there is nothing."""
     versions = versions_of(python)
-    missing = [package for package in STAGES[name] if package not in versions]
+    missing = [package for package in STAGES[name].needs if package not in versions]
     if missing:
         return {"result": "left out", "seconds": 0.0, "reason": f"not installed: {', '.join(missing)}"}
-    command = [python, str(HERE / "stages" / f"{name}.py"), "--device", device, *["--small"] * small]
+    _, script, kind, launch = STAGES[name]
+    command = [python]
+    if launch and device == "cuda":
+        config = str(ROOT / "trl_nlac" / "accelerate_configs" / launch)
+        command += ["-m", "accelerate.commands.launch", "--num_processes", "1", "--config_file", config]
+    command += [str(HERE / "stages" / f"{script or name}.py"), *filter(None, [kind])]
+    command += ["--device", device, *["--small"] * small]
     path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
     start = time.perf_counter()
     try:
@@ -85,7 +121,7 @@ def run_stage(name: str, python: str, device: str, small: bool, limit: float) ->
     if done.returncode:
         return {"result": "failed", "seconds": seconds, "reason": (done.stderr or done.stdout)[-4000:]}
     used = {package: versions[package] for package in VERSIONS if package in versions}
-    result = json.loads(done.stdout.splitlines()[-1])
+    result = json.loads([line for line in done.stdout.splitlines() if line.startswith('{"')][-1])
     if "left out" in result:
         return {"result": "left out", "seconds": seconds, "reason": result["left out"]}
     return {"result": "passed", "seconds": seconds, "found": result["found"], "versions": used}
@@ -129,9 +165,10 @@ def main(words: list[str] | None = None) -> int:
         "stages": {},
     }
     for name in args.stages:
-        python = args.vllm_python if "vllm" in STAGES[name] else sys.executable
+        python = args.vllm_python if "vllm" in STAGES[name].needs else sys.executable
         report["stages"][name] = stage = run_stage(name, python, args.device, args.small, args.limit)
-        print(f"{name}: {stage['result']} in {stage['seconds']:.0f} s\n{stage.get('reason', '')}", flush=True)
+        said = stage.get("reason") or json.dumps(stage["found"])
+        print(f"{name}: {stage['result']} in {stage['seconds']:.0f} s\n{said}", flush=True)
         # After each stage, so that the machine can be taken away at any time.
         if args.json is not None:
             args.json.parent.mkdir(parents=True, exist_ok=True)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from gpu.acceptance import STAGES
 
 
 HERE = Path(__file__).parent
@@ -61,6 +62,12 @@ def test_the_first_stage_on_the_stand_in(tmp_path):
     assert stages["device"]["found"]["answers that differ, greedy"] == 0
 
 
+def test_the_default_precision_with_adapters(tmp_path):
+    """And what shards on GPUs says so."""
+    stages = accept(tmp_path, ["lora", "zero3"], "cpu")
+    assert stages["lora"]["found"]["last loss"] > 0 and stages["zero3"]["result"] == "left out"
+
+
 def test_what_is_missing_is_said(tmp_path):
     if torch.cuda.device_count() > 1:
         pytest.skip("nothing is missing")
@@ -70,6 +77,6 @@ def test_what_is_missing_is_said(tmp_path):
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
-@pytest.mark.parametrize("stage", ["device", "training", "memory", "learning", "engine", "server"])
+@pytest.mark.parametrize("stage", STAGES)
 def test_on_a_gpu(tmp_path, stage):
     accept(tmp_path, [stage], "cuda")

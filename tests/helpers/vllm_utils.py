@@ -12,7 +12,7 @@ import time
 import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 import torch
@@ -91,10 +91,38 @@ def compare(trainer: NLACTrainer) -> list[tuple[list[int], bool]]:
     return said["policy"][0]
 
 
-def assert_continuous(trainer: NLACTrainer) -> None:
+def compare_likelihoods(trainer: NLACTrainer, limit: float = 0.03) -> dict[str, float]:
+    """
+    Check by the model's own likelihoods that vLLM's greedy answers are its, for both sets of weights: where kernels
+    differ, tokens that are equally likely may be chosen otherwise. Returns by how many nats a token they are less
+    likely than its own greedy answers, and than those to the other set of weights.
+    """
+    vllm, prompts, found = trainer.roles.generator, prompts_of(trainer), {}
+    greedily = (prompts, Sampling(max_tokens=24, temperature=0.0), [0] * len(prompts))
+
+    def answers(generator, of_target: bool) -> list[list[int]]:
+        with trainer.target_weights.swapped_into(trainer.model) if of_target else nullcontext():
+            with generator.session(trainer.model):
+                return [completion.token_ids for completion in generator.generate(*greedily)]
+
+    said = [answers(vllm, of_target) for of_target in (False, True)]
+    for name, of_target in (("policy", False), ("target", True)):
+        own = answers(vllm.scorer, of_target)
+        with trainer.target_weights.swapped_into(trainer.model) if of_target else nullcontext():
+            with vllm.scorer.session(trainer.model):
+                likely, vllms, others = (
+                    sum(vllm.scorer.score(prompts, ids)) / sum(map(len, ids))
+                    for ids in (own, said[of_target], said[not of_target])
+                )
+        found[f"{name}: nats below its own"], found[f"{name}: of other weights"] = likely - vllms, likely - others
+        assert likely - vllms < limit < likely - others, found  # the latter, so that it proves something
+    return found
+
+
+def assert_continuous(trainer: NLACTrainer, is_exact: bool = True) -> None:
     """
     Check that calls of several threads at the same time, a long one among them, are answered as if each were alone,
-    and that episodes do not depend on who comes first.
+    and that episodes do not depend on who comes first. Kernels of GPUs are not so exact: there only that all are.
     """
     generator, prompts = trainer.roles.generator, prompts_of(trainer)
     sampling = Sampling(max_tokens=24, temperature=1.5)
@@ -103,14 +131,15 @@ def assert_continuous(trainer: NLACTrainer) -> None:
         together = generator.generate(prompts, sampling, list(range(len(prompts))))
         long = threads.submit(generator.generate, prompts[:1], endless, [0])
         one_by_one = [threads.submit(generator.generate, [p], sampling, [i]) for i, p in enumerate(prompts)]
-        assert [answer for call in one_by_one for answer in call.result()] == together
+        alone = [answer for call in one_by_one for answer in call.result()]
+        assert alone == together if is_exact else len(alone) == len(together)
         assert len(long.result()[0].token_ids) == 400
         played = []
         for tasks in (list(trainer.train_dataset)[:6],) * 2:
             torch.manual_seed(0)
             episodes = play_episodes(trainer.environments, tasks, trainer.roles)
             played.append([episode.token_ids.tolist() for episode in episodes])
-        assert played[0] == played[1] and len(set(map(tuple, played[0]))) > 2
+        assert (played[0] == played[1] or not is_exact) and len(set(map(tuple, played[0]))) > 2
 
 
 @contextmanager

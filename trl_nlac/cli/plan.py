@@ -206,6 +206,7 @@ def as_json(plan: Plan, lines: list[str]) -> dict:
         "margin_gb": plan.margin / gb,
         "problems": plan.problems,
         "warnings": plan.warnings,
+        "assumed": plan.assumed,
         "memory_gb": {
             moment: {name: size / gb for name, size in parts.items()} for moment, parts in plan.memory.items()
         },
@@ -258,6 +259,7 @@ def show(plan: Plan, lines: list[str]) -> None:
         f"{lengths.turns:g} turns, prompts of {lengths.prompt:g} tokens, answers of {lengths.answer:g}."
     )
     console.print(_time_table(plan))
+    print("Assumed:", *(f"  {text}" for text in plan.assumed), sep="\n")
     if plan.fits:
         print("Start it with:", *(f"  {line}" for line in lines), sep="\n")
 

@@ -13,6 +13,8 @@ from ..options.generation_options import PREFIX_CACHE_MEMORY
 from .memory import (
     ASLEEP,
     DEEPSPEED,
+    ENGINE_OVERHEAD,
+    OPTIMIZER_BYTES,
     SHARDED,
     Precision,
     Sharing,
@@ -98,6 +100,28 @@ class Plan:
         """Mean lengths, half of the longest unless they are given."""
         (prompt, answer), turns, given = self.longest, self.args.max_turns, self.rates
         return Lengths(given.prompt_tokens or prompt / 2, given.answer_tokens or answer / 2, given.turns or turns / 2)
+
+    @property
+    def assumed(self) -> list[str]:
+        """What the figures rest on and the run may do otherwise, in sentences."""
+        rates, (prompt, answer) = self.rates, self.longest
+        found = [
+            f"memory for prompts of {prompt:,} and answers of {answer:,} tokens, the longest, in a decoder with fused "
+            "attention and gated feed-forward blocks"
+        ]
+        if self.shares_prefixes:
+            found.append("the model reads trees of samples that share a prefix (a warning at the start says if not)")
+        if self.args.optim not in OPTIMIZER_BYTES and not self.args.optim.startswith("adamw"):
+            found.append(f"`optim={self.args.optim}` has two states, as AdamW")
+        if self.args.use_vllm:
+            found.append(f"vLLM takes {ENGINE_OVERHEAD / 1e9:g} GB beside weights and cache")
+        found.append(
+            f"a GPU computes {rates.tflops:g} * 10^12 operations a second, of which {rates.training_utilization:.0%} "
+            f"are used in training, {rates.reading_utilization:.0%} in reading, {rates.writing_utilization:.0%} in "
+            f"writing, and receives {rates.bandwidth:g} GB a second; a step of an environment takes "
+            f"{rates.environment_seconds:g} s"
+        )
+        return found
 
     # Memory
 

@@ -106,9 +106,13 @@ def seconds_of(work: Callable[[], object], device: torch.device, runs: int = 3) 
     return min(times[1:])
 
 
-def main(run: Callable[[torch.device, bool], dict]) -> None:
-    """Run a stage, and print what it found, or why it cannot run here, as the last line."""
+def main(run: Callable[..., dict]) -> None:
+    """
+    Run a stage, and print what it found, or why it cannot run here, as the last line. `run` gets the device, whether
+    sizes are small, and the kind of a stage that has several.
+    """
     parser = argparse.ArgumentParser()
+    parser.add_argument("kind", nargs="*")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--small", action="store_true", help="sizes for a CPU")
     args = parser.parse_args()
@@ -122,7 +126,7 @@ def main(run: Callable[[torch.device, bool], dict]) -> None:
     try:
         if args.device.startswith("cuda") and not torch.cuda.is_available():
             raise LeftOut("there is no GPU")
-        result = {"found": run(torch.device(args.device), args.small)}
+        result = {"found": run(torch.device(args.device), args.small, *args.kind)}
     except LeftOut as error:
         result = {"left out": str(error)}
     print(json.dumps(result), flush=True)

@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""
+A few iterations of the trainer in the default precision (bf16) with gradient checkpointing: losses are finite, and
+target weights go in and out. Full weights, `lora`, or as `accelerate launch` shards them. Needs trl and datasets.
+"""
+
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import torch
+from common import LeftOut, main
+
+
+sys.path[:0] = [str(Path(__file__).parents[2]), str(Path(__file__).parents[3])]
+
+
+def run(device: torch.device, small: bool, kind: str) -> dict:
+    if kind in ("zero3", "fsdp2") and device.type != "cuda":
+        raise LeftOut("on other devices than GPUs `accelerate launch` shards nothing")
+    from helpers.testing_utils import make_config
+
+    from trl_nlac import NLACTrainer
+    from trl_nlac.environments.embedded import COMPACT_PROMPTS, TINY_MODEL, make_environment, make_tasks
+    from trl_nlac.generation.engine import fingerprint
+
+    lora = {}
+    if kind == "lora":
+        from peft import LoraConfig
+
+        lora = {"peft_config": LoraConfig(r=8, target_modules="all-linear")}
+    desk, tasks = make_tasks("service_desk", 0)
+    with tempfile.TemporaryDirectory() as folder:
+        args = make_config(
+            folder,
+            use_cpu=device.type == "cpu",
+            bf16=True,
+            gradient_checkpointing=True,
+            max_steps=2 if small else 6,
+            logging_steps=1,
+            per_device_train_batch_size=8,
+            episodes_per_iteration=8,
+            target_update_rate=0.1,
+            max_turns=2,
+            max_completion_length=48,
+        )
+        trainer = NLACTrainer(
+            model=TINY_MODEL,
+            args=args,
+            train_dataset=tasks,
+            environment_factory=lambda: make_environment(desk),
+            prompts=COMPACT_PROMPTS,
+            **lora,
+        )
+        start = time.perf_counter()
+        trainer.train()
+        seconds = time.perf_counter() - start
+        model = trainer.model_wrapped
+        own = fingerprint(model)
+        with trainer.target_weights.swapped_into(model):
+            assert fingerprint(model) != own, "target weights are the model's own"
+        assert fingerprint(model) == own, "target weights stayed in the model"
+        losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+        assert len(losses) == args.max_steps and all(0 < loss < 1e4 for loss in losses), losses
+        assert trainer.accelerator.mixed_precision == "bf16"
+        return {
+            "seconds of training": seconds,
+            "last loss": losses[-1],
+            "sharded by": str(trainer.accelerator.distributed_type),
+            "trees": trainer._collate.shares_prefixes,
+        }
+
+
+if __name__ == "__main__":
+    main(run)
