@@ -80,7 +80,14 @@ def is_untouched(outside: Path) -> bool:
 def test_training_follows_no_link(tmp_path):
     """At all names that a run with all records writes, found by tracing one."""
     options = {
-        **{"max_steps": 4, "save_strategy": "steps", "save_steps": 2, "logging_steps": 1, "save_total_limit": 1, "max_turns": 2},
+        **{
+            "max_steps": 4,
+            "save_strategy": "steps",
+            "save_steps": 2,
+            "logging_steps": 1,
+            "save_total_limit": 1,
+            "max_turns": 2,
+        },
         **{"log_completions": True, "audit_samples": 2},
     }
     outside = make_outside(tmp_path)

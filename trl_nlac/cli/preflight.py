@@ -65,7 +65,9 @@ def run(words: list[str]) -> None:
     *_, options = parser.read(of_run)
     folder = f"{options.output_dir.rstrip('/')}.preflight"
     if Path(folder).is_symlink():
-        raise CommandError(f"{folder!r} is a link, and this command makes and deletes a folder of that name. Remove it.")
+        raise CommandError(
+            f"{folder!r} is a link, and this command makes and deletes a folder of that name. Remove it."
+        )
     trainer = make_trainer(*parser.read([*of_run, *_trial(folder, options)]), parser.unsupported)
     trial = Trial(trainer, args.num_episodes)
     trainer.remove_callback(PrinterCallback)

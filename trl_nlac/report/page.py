@@ -83,9 +83,7 @@ _CHARTS = {
 }
 
 
-def _write(
-    run: Path, log: TrainingLog, episodes: Episodes, output: Path, refresh: int | None, parts: Parts
-) -> Path:
+def _write(run: Path, log: TrainingLog, episodes: Episodes, output: Path, refresh: int | None, parts: Parts) -> Path:
     axis = axis_of(log)
     charts = {
         key: parts.make(f"charts of {key}", lambda make=make: [asdict(chart) for chart in make(log)], [])

@@ -82,8 +82,8 @@ def make_environments(
     )
     if environments and args.environment_timeout is None:
         logger.warning(
-            "`environment_timeout=None`: one environment, agent or server that hangs holds the run up for ever. Set it "
-            "to more seconds than the slowest call needs."
+            "`environment_timeout=None`: one environment, agent or server that hangs holds the run up for ever. Set "
+            "it to more seconds than the slowest call needs."
         )
     if args.async_rollouts and not environments:
         raise ValueError("`async_rollouts=True` requires an `environment_factory`.")
