@@ -68,8 +68,15 @@ def tokenizer_of(
 def ending_token_ids(
     tokenizer: PreTrainedTokenizerBase, stop_ids: list[int], generation_config: GenerationConfig | None = None
 ) -> list[int]:
-    """List every token that ends a completion: those of the template, of the tokenizer and of the model."""
+    """
+    List every token that ends a completion: those of the template, of the tokenizer and of the model.
+
+    Raises:
+        ValueError: If those of the model are no tokens.
+    """
     declared = generation_config.eos_token_id if generation_config else None
     declared = declared if isinstance(declared, list) else [declared]
+    if not all(isinstance(token_id, int | None) for token_id in declared):
+        raise ValueError(f"`eos_token_id` of the model's generation_config.json is no token: {declared!r:.200}.")
     token_ids = [*stop_ids, tokenizer.eos_token_id, *declared]
     return [token_id for token_id in dict.fromkeys(token_ids) if token_id is not None]

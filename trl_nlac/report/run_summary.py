@@ -127,7 +127,7 @@ def _architectures(config: Path) -> list[str] | None:
 
 
 def _duration(seconds: float) -> str:
-    minutes, seconds = divmod(round(seconds), 60)
+    minutes, seconds = divmod(round(max(0.0, seconds)), 60)  # a clock can go back
     hours, minutes = divmod(minutes, 60)
     if hours:
         return f"{hours} h {minutes} min"

@@ -26,6 +26,7 @@ logger = get_logger(__name__)
 
 _ASIDE = "_incomplete"  # not uploaded with the output folder, because of the underscore
 _REPLACED = "replaced-"
+_FULL = 1 << 20  # bytes that are left on a disk that is full
 _SECONDS_OF_CACHES = 60.0  # that a network file system may keep
 
 
@@ -90,6 +91,7 @@ class AtomicSavingTrainer(_BaseTrainer):
         """
         Raises:
             RuntimeError: If weights are not finite. Nothing is written then, and no earlier checkpoint deleted.
+            OSError: If the disk is full.
         """
         if not all(gather_object([has_finite_weights(self.model)])):
             raise RuntimeError(
@@ -106,6 +108,14 @@ class AtomicSavingTrainer(_BaseTrainer):
         self._writes_aside = True
         try:
             super()._save_checkpoint(model, trial)
+        except Exception as error:  # each library has its own for a disk that is full
+            free = shutil.disk_usage(run_dir).free
+            if free >= _FULL:
+                raise
+            raise OSError(
+                f"{checkpoint} cannot be saved: the disk is full ({free:,} bytes are left). Earlier checkpoints stay. "
+                "Free space, and resume from the newest one."
+            ) from error
         finally:
             self._writes_aside = False
             self.args.push_to_hub = pushes

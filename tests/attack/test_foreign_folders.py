@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""Every command on a folder of which one file, or one value in it, is something else: it ends well, or in one line."""
+
+import json
+import random
+import shutil
+import socket
+from pathlib import Path
+
+import pytest
+
+from trl_nlac.cli.main import main
+from trl_nlac.environments.embedded import TINY_MODEL
+
+
+FILES = [
+    b"[]",
+    b"null",
+    b"3",
+    b'"x"',
+    b"{}",
+    b"[" * 100_000,
+    b'{"a": NaN}',
+    b"",
+    b"\xff\x00",
+    b"9" * 5000,
+    b'[1, "a", null]',
+]
+VALUES = [None, [], {}, -1, 0, 1.5, "x", True, 10**12, "/etc/passwd", [1], {"a": 1}, "../..", 2**31, 1e308]
+OWN = ("nlac_roles.json", "nlac_prompts.json", "nlac_guard.json", "_nlac_run.json", "_settings.json")
+OF_RUNS = ("training_log.jsonl", "_warnings.jsonl", "adapter_config.json", "special_tokens_map.json", "README.md")
+ENVIRONMENT = """
+from trl_nlac.environments import StepResult
+
+
+class Rooms:
+    def reset(self):
+        return "situ"
+
+    def step(self, action):
+        return StepResult("win", terminated=True)
+"""
+
+
+def words_of(command: str, folder: Path, port: int) -> list[str]:
+    factory = ["--environment_factory", f"{folder.parent / 'env.py'}:Rooms"]
+    return {
+        "evaluate": [str(folder), *factory, "--num_episodes", "1", "--max_tasks", "1", "--num_critiques", "0"],
+        "play": [str(folder), *factory, "--auto"],
+        "serve": [str(folder), "--port", str(port)],  # which is in use, so that it ends
+        "calibrate": [str(folder), str(folder.parent / "logs.jsonl")],
+        "report": [str(folder)],
+        "buffer": ["stats", str(folder)],
+        "plan": ["--model_name_or_path", str(folder), "--gpus", "1x80GB"],
+    }[command]
+
+
+def change_value(path: Path, rng: random.Random) -> None:
+    whole = part = json.loads(path.read_text())
+    while True:
+        key = rng.choice(list(part))
+        if not (isinstance(part[key], dict) and part[key] and rng.random() < 0.7):
+            break
+        part = part[key]
+    part[key] = rng.choice(VALUES)
+    path.write_text(json.dumps(whole))
+
+
+@pytest.mark.parametrize("command", ["evaluate", "play", "serve", "calibrate", "report", "buffer", "plan"])
+def test_a_foreign_folder(tmp_path, capsys, command):
+    rng = random.Random(command)
+    (tmp_path / "env.py").write_text(ENVIRONMENT)
+    row = {"messages": [{"role": "user", "content": "situ"}, {"role": "assistant", "content": "route billing"}]}
+    (tmp_path / "logs.jsonl").write_text("".join(json.dumps({**row, "reward": i % 2}) + "\n" for i in range(6)))
+    names = sorted(path.name for path in Path(TINY_MODEL).iterdir())
+    folder = tmp_path / "folder"
+    with socket.create_server(("127.0.0.1", 0)) as busy:
+        for i in range(16):
+            shutil.rmtree(folder, ignore_errors=True)
+            shutil.copytree(TINY_MODEL, folder)
+            name = rng.choice([*names, *OWN, *OF_RUNS])
+            if i % 2 and (folder / name).suffix == ".json" and (folder / name).exists():
+                change_value(folder / name, rng)
+            else:
+                (folder / name).write_bytes(rng.choice(FILES))
+            status = main([command, *words_of(command, folder, busy.getsockname()[1])])
+            errors = capsys.readouterr().err
+            assert status in (0, 2) and "Traceback" not in errors and len(errors) < 5000, (name, errors[-2000:])
+
+
+@pytest.mark.parametrize("value", ["x", [1, "x"], {"a": 1}, [None, [1]], 1.5])
+def test_ends_that_are_no_tokens(tmp_path, capsys, value):
+    folder = tmp_path / "folder"
+    shutil.copytree(TINY_MODEL, folder)
+    (tmp_path / "env.py").write_text(ENVIRONMENT)
+    path = folder / "generation_config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "eos_token_id": value}))
+    assert main(["evaluate", *words_of("evaluate", folder, 0)]) == 2
+    assert str(folder) in capsys.readouterr().err
