@@ -191,7 +191,11 @@ class ActionFormat:
         calls = self._calls(action)
         if not calls:
             return None
-        return self.chat.completion({**message, **call_message(calls, message["content"])}) == written
+        # Values can come back in other types where the schema does not say theirs, and are written alike.
+        names, meant = ([(name, list(values)) for name, values in found] for found in (calls, read_calls_of(message)))
+        return (
+            names == meant and self.chat.completion({**message, **call_message(calls, message["content"])}) == written
+        )
 
     def read(self, prompt: Prompt, token_ids: list[int], takes_whole: bool = False) -> tuple[str, str | None]:
         """
