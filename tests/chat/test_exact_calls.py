@@ -112,16 +112,15 @@ def test_names_of_parameters_that_are_not_read_back_are_refused_before_training(
         choose_format("tool_call", format_of(template).chat, [tool])
 
 
-def test_a_log_with_what_the_template_cannot_hold_is_refused():
+@pytest.mark.parametrize("text", ["    return x\n", "</parameter>", "a\n</parameter>\n<parameter=new>\nb"])
+def test_a_log_whose_calls_are_read_as_others_is_refused(text):
+    """What is not read at all does no harm: nothing is called then."""
     roles = make_roles_of(ChatEncoder(make_tokenizer("qwen3_5_nothink")), [], action_format="tool_call")
-    for text in ("    return x\n", "</parameter>"):
-        said = call_message([("edit", {"old": text})])
-        log = logs_dataset([{"messages": [{"role": "user", "content": "go"}, said], "reward": 1.0}])
-        if text.strip() == "return x":
-            (episode,) = episodes_from_logs(log, roles.actions, roles.prompts)
-            assert "<parameter=old>\n    return x\n\n</parameter>" in roles.chat.tokenizer.decode(episode.token_ids)
-            continue
-        with pytest.raises(
-            ValueError, match="row 0: The chat template writes the calls of message 1 .* not read back"
-        ):
-            episodes_from_logs(log, roles.actions, roles.prompts)
+    said = call_message([("edit", {"old": text})])
+    log = logs_dataset([{"messages": [{"role": "user", "content": "go"}, said], "reward": 1.0}])
+    if "new" not in text:
+        (episode,) = episodes_from_logs(log, roles.actions, roles.prompts)
+        assert f"<parameter=old>\n{text}\n</parameter>" in roles.chat.tokenizer.decode(episode.token_ids)
+        return
+    with pytest.raises(ValueError, match="row 0: The chat template writes the calls of message 1 so that others are"):
+        episodes_from_logs(log, roles.actions, roles.prompts)

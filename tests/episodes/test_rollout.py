@@ -337,7 +337,7 @@ class TestPlayEpisodes:
             def reset(self, content):
                 said = {"role": "assistant", "content": content, "tool_calls": calls}
                 result = {"role": "tool", "tool_call_id": "1", "content": "red"}
-                blocks = [{"type": "text", "text": "what "}, {"type": "text", "text": "now?"}]
+                blocks = [{"type": "text", "text": "what"}, {"type": "text", "text": "now?"}]
                 return [
                     {"role": "user", "content": "look"},
                     {name: value for name, value in said.items() if value != "absent"},
@@ -350,9 +350,9 @@ class TestPlayEpisodes:
 
         episodes = play([{"content": content} for content in ("", None, "absent")], Chat, max_turns=5)
         openings = [[message["content"] for message in episode.opening] for episode in episodes]
-        assert openings == [["look", '{"name": "look", "arguments": {}}', "red", "what now?"]] * 3
+        assert openings == [["look", '{"name": "look", "arguments": {}}', "red", "what\nnow?"]] * 3
 
-    @pytest.mark.parametrize("content", [None, 7, [{"type": "image", "image": None}]])
+    @pytest.mark.parametrize("content", [7, [{"type": "image", "image": None}]])
     def test_messages_without_text_cannot(self, content):
         class Chat:
             def reset(self):
@@ -362,7 +362,7 @@ class TestPlayEpisodes:
                 return StepResult("late", terminated=True)
 
         (episode,) = play([{}], Chat)
-        expected = f"the content of a message of `reset` is {type(content).__name__}, expected text or blocks of text"
+        expected = "the messages of `reset` are no conversation: the content of message 0 is not text"
         assert episode.failure == f"observation: MalformedResult: {expected}"
 
     def test_actions_can_come_from_elsewhere(self):

@@ -146,7 +146,7 @@ def run_langgraph(task, base_url, api_key, streamed=False):
 PROGRAM = """
 import json, sys
 sys.path[:0] = {paths!r}
-from environments.test_real_agents import run_loop
+from gateway.test_real_agents import run_loop
 import os
 print(run_loop(json.load(sys.stdin), os.environ["OPENAI_BASE_URL"], os.environ["OPENAI_API_KEY"]))
 """

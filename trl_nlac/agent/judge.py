@@ -14,11 +14,10 @@ from pathlib import Path
 from openai import AsyncOpenAI, OpenAIError
 
 from ..chat.tool_calls import read_call
-from ..episodes.conversations import text_of
 from ..episodes.text_environment import EnvironmentFailure, describe_error
 from ..generation.endpoint import OddAnswer, read_body, read_said
 from ..secrets import hide_in_text, remember_secrets
-from ..types import Message
+from ..types import Message, text_of
 
 
 logger = logging.getLogger(__name__)

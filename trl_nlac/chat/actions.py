@@ -180,13 +180,22 @@ class ActionFormat:
                 )
             self._held_tools.add(written)
 
-    def is_held(self, message: Message, tools: Sequence[dict[str, Any]] = ()) -> bool:
-        """Whether the chat template can hold the calls of a message: whether what it writes is read as what it was."""
+    def is_held(self, message: Message, tools: Sequence[dict[str, Any]] = ()) -> bool | None:
+        """
+        Whether the calls of a message, as the chat template writes them, are read as what they were; `None` if they
+        cannot be read.
+        """
         written = self.chat.completion(message)
         opening = self.chat.template.opening_ids
         action = self.read(Prompt.of(opening, tuple(tools), len(opening)), written)[1]
         calls = self._calls(action)
-        return bool(calls) and self.chat.completion({**message, **call_message(calls, message["content"])}) == written
+        if not calls:
+            return None
+        # Values can come back in other types where the schema does not say theirs, and are written alike.
+        names, meant = ([(name, list(values)) for name, values in found] for found in (calls, read_calls_of(message)))
+        return (
+            names == meant and self.chat.completion({**message, **call_message(calls, message["content"])}) == written
+        )
 
     def read(self, prompt: Prompt, token_ids: list[int], takes_whole: bool = False) -> tuple[str, str | None]:
         """

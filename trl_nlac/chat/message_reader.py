@@ -126,8 +126,11 @@ def first_answer(messages: Sequence[Message]) -> int:
 
 
 def in_unicode(text: str) -> str:
-    """Copy text. Half characters, which JSON can hold and no tokenizer takes, become marks."""
-    return text.encode(errors="replace").decode()
+    """
+    Copy text, without what a subclass of `str` adds. Half characters, which JSON can hold and no tokenizer takes, become
+    marks.
+    """
+    return str.encode(text, errors="replace").decode()
 
 
 def _read_call(call: Any, number: int) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from ..agent.guard import GUARD_FILE, calibrate_by_half
 from ..agent.log_review import LogReview, critic_metrics, readable_rows
 from ..chat.actions import ActionFormat, choose_format, parse_react
 from ..chat.encoder import ChatEncoder
-from ..episodes.conversations import text_of, write_json_lines
+from ..episodes.conversations import write_json_lines
 from ..episodes.pool import NO_TASK
 from ..evaluation.evaluation import joint_metrics
 from ..log_formats.log_files import read_logs
@@ -202,7 +202,7 @@ def _choose_actions(
         chat = ChatEncoder(tokenizer, config.chat_template_kwargs)
     if config.action_format is None:
         said = [message for row in found.rows for message in row["messages"] if message["role"] == "assistant"]
-        texts = [text for message in said if (text := text_of(message)) is not None]
+        texts = [message["content"] for message in said if message["content"] or not message.get("tool_calls")]
         num_calls = sum(bool(message.get("tool_calls")) for message in said)
         if num_calls and chat.calls_tools:
             config.action_format = "tool_call"

@@ -82,11 +82,11 @@ def record_conversation(
     recorder.begin(messages[:first_action])
     for start, (said, *replies) in turns_of(messages, first_action):
         message, action = read_action(said, actions, tools)
-        is_exact = actions.chat.template.writes_json or not message.get("tool_calls")
-        if not is_exact and not actions.is_held(message, tools or ()):
+        is_exact = is_open or actions.chat.template.writes_json or not message.get("tool_calls")
+        if not is_exact and actions.is_held(message, tools or ()) is False:
             raise ValueError(
-                f"The chat template writes the calls of message {start} in a way in which they are not read back as "
-                "they are: a text in them has what ends it. Leave it out, or use `action_format='react'`."
+                f"The chat template writes the calls of message {start} so that others are read back: a text in them "
+                "has what ends it. Leave it out, or use `action_format='react'`."
             )
         results = [reply for reply in replies if reply["role"] == "tool"]
         words = "\n\n".join(reply["content"] for reply in replies if reply["role"] != "tool")
