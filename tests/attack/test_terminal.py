@@ -102,7 +102,7 @@ def test_the_error_that_ends_training():
 
 @pytest.mark.parametrize("note", [ATTACK, 3])
 def test_printed_examples(tmp_path, capsys, note):
-    tables = EpisodeTables(make_config(tmp_path, num_completions_to_print=1), lambda token_ids: ATTACK)
+    tables = EpisodeTables(make_config(tmp_path, log_completions=True, num_completions_to_print=1), lambda _: ATTACK)
     opening = ({"role": "user", "content": ATTACK},)
     episode = replace(make_episode(num_turns=1, text=ATTACK), opening=opening, extra={"note": note})
     tables.write(tables.rows([episode], [0], 1, 0), 1)
