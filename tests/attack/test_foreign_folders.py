@@ -76,7 +76,7 @@ def test_a_foreign_folder(tmp_path, capsys, command):
     names = sorted(path.name for path in Path(TINY_MODEL).iterdir())
     folder = tmp_path / "folder"
     with socket.create_server(("127.0.0.1", 0)) as busy:
-        for i in range(16):
+        for i in range(8):
             shutil.rmtree(folder, ignore_errors=True)
             shutil.copytree(TINY_MODEL, folder)
             name = rng.choice([*names, *OWN, *OF_RUNS])

@@ -56,7 +56,7 @@ def check_page(path) -> Page:
     return found
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 @given(rows=LOGS, config=JSON, options=JSON, warnings=st.lists(JSON, max_size=3))
 def test_any_log(tmp_path_factory, rows, config, options, warnings):
     """In a folder with a log that is all right, whatever stands beside it."""
