@@ -21,7 +21,6 @@ from typing import Any
 from transformers.utils.chat_template_utils import DocstringParsingException, TypeHintParsingException
 
 from ..terminal import shown
-from .process import ProcessEnvironment
 from .text_environment import EnvironmentFailure, Oracle, PlainEnvironment, TextEnvironment, describe_error, with_seed
 from .trl_env import ToolEnvironment
 from .worker import EnvironmentWorker
@@ -376,7 +375,11 @@ def _mover(workers: str) -> Mover | None:
 
         connect()
         return RayEnvironment
-    return ProcessEnvironment if workers == "process" else None
+    if workers == "process":
+        from .process import ProcessEnvironment
+
+        return ProcessEnvironment
+    return None
 
 
 def _make(factory: EnvironmentFactory, tools: list[Callable] | None) -> TextEnvironment:
