@@ -216,17 +216,13 @@ class NLACTrainer(PublishedTrainer, ComparedEvaluations, RunTrainer):
         self.rollouts = build.make_rollouts(self.environments, self.roles, self.rewards, args)
         self.replay = build.make_replay(args, self.roles, replay_dataset)
         whole = None if is_sharded_later else self.model
-        self.initial_weights, self.target_weights = (
-            InitialWeights(whole),
-            TargetWeights(whole, args.target_update_rate),
-        )
+        self.initial_weights = InitialWeights(whole)
+        self.target_weights = TargetWeights(whole, args.target_update_rate)
         self.add_callback(WeightsCallback(self.initial_weights, self.target_weights))
         self.add_callback(UnchangedWeightsCallback())
         self.records = Records(args, loaded.chat.decode)
         self.examples = WorkedExamples(self.roles, args.examples == "auto")
-        self.idle = IdleMonitor()
-        self.loss_guard = LossGuard()
-        self.gradient_guard = GradientGuard()
+        self.idle, self.loss_guard, self.gradient_guard = IdleMonitor(), LossGuard(), GradientGuard()
         failures = FailureMonitor(args.max_environment_failure_rate)
         of_run = (self._store, self._other_tasks, self._generating, self.records.timed)
         self.player = Player(self.rollouts, failures, self.rendezvous, *of_run)
@@ -262,7 +258,7 @@ class NLACTrainer(PublishedTrainer, ComparedEvaluations, RunTrainer):
             if self.environments:
                 self.player.play(tasks, step, len(self.replay) > 0, is_last)
             if self.examples.is_due:
-                self.examples.choose(self._first_transitions(), self.args.seed, self.args.device)
+                self.examples.choose(self.replay.newest(NUM_STEPS), self.args.seed, self.args.device)
             samples, transitions = self._sample(self.args.samples_per_iteration)
             with self.records.timed("audit"):
                 judgements = judge_aside(self.roles, transitions[: self.args.audit_samples])
@@ -385,11 +381,6 @@ class NLACTrainer(PublishedTrainer, ComparedEvaluations, RunTrainer):
         for age in self.rollouts.take_staleness():
             self.records.metrics["rollout/staleness"].append(age)
         return numbers
-
-    def _first_transitions(self) -> list[Transition]:
-        """Return a few transitions of the newest episodes, about which the roles are asked before training."""
-        transitions = [t for episode in self.replay.newest(NUM_STEPS) for t in episode.transitions]
-        return transitions[:: max(1, len(transitions) // NUM_STEPS)][:NUM_STEPS]
 
     def _sample(self, number: int) -> tuple[list[Sample], list[Transition]]:
         """Draw this process's share of a number of samples (line 7)."""

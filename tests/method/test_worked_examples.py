@@ -26,7 +26,7 @@ def choose(answers: list[str], caplog):
     """Ask the roles about two transitions, the last of which ends its task, with scripted answers."""
     roles = make_own_roles(answers)
     examples = WorkedExamples(roles, is_on=True)
-    examples.choose(make_transitions(roles), seed=0, device=CPU)
+    examples.choose([make_transitions(roles)[0].episode], seed=0, device=CPU)
     return roles, examples, caplog.text
 
 

@@ -9,7 +9,7 @@ import torch
 from accelerate.utils import gather_object
 
 from ..prompts import WORKED_EXAMPLES
-from ..types import RunRefused, Transition
+from ..types import Episode, RunRefused, Transition
 from .backup import backup_questions, write_targets
 from .critic import critiques
 from .refinement import ask_refined
@@ -43,15 +43,17 @@ class WorkedExamples:
         self._shown: list[str] = []
         self._num_cut = 0  # answers of this process that reached the limit of tokens
 
-    def choose(self, transitions: list[Transition], seed: int, device: torch.device) -> None:
+    def choose(self, episodes: list[Episode], seed: int, device: torch.device) -> None:
         """
-        Choose by the answers to questions about the first transitions. All processes call this with the initial
-        weights; the random state of training does not change.
+        Choose by the answers to questions about a few transitions of the first episodes. All processes call this with
+        the initial weights; the random state of training does not change.
 
         Raises:
             RunRefused: If a role cannot be read, with examples either.
         """
         self.is_due = False
+        transitions = [transition for episode in episodes for transition in episode.transitions]
+        transitions = transitions[:: max(1, len(transitions) // NUM_STEPS)][:NUM_STEPS]
         with self.roles.aside(seed, device):
             first = last = self._rates(transitions)
             names = self._prompts_of([role for role, rate in first.items() if rate < ENOUGH])
