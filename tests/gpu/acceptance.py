@@ -57,9 +57,9 @@ STAGES = {
     "learning": Stage(TRAINS),
     "memory": Stage(BASE),
     "engine": Stage(VLLM, "engine", "full"),
-    "engine_asleep": Stage(VLLM, "engine", "full_asleep"),
-    "engine_lora": Stage(VLLM, "engine", "lora"),
-    "engine_lora_asleep": Stage(VLLM, "engine", "lora_asleep"),
+    "engine-asleep": Stage(VLLM, "engine", "full_asleep"),
+    "engine-lora": Stage(VLLM, "engine", "lora"),
+    "engine-lora-asleep": Stage(VLLM, "engine", "lora_asleep"),
     "server": Stage(VLLM),
 }
 VERSIONS = (*BASE, "trl", "datasets", "peft", "deepspeed", "vllm")
