@@ -127,8 +127,8 @@ def first_answer(messages: Sequence[Message]) -> int:
 
 def in_unicode(text: str) -> str:
     """
-    Copy text, without what a subclass of `str` adds. Half characters, which JSON can hold and no tokenizer takes, become
-    marks.
+    Copy text, without what a subclass of `str` adds. Half characters, which JSON can hold and no tokenizer takes,
+    become marks.
     """
     return str.encode(text, errors="replace").decode()
 
