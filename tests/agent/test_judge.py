@@ -58,10 +58,10 @@ def test_scores(text, score):
 def test_transcripts():
     call = {"type": "function", "function": {"name": "route", "arguments": '{"team": "legal"}'}}
     messages = [{"role": "assistant", "content": "I do.", "tool_calls": [call]}, {"role": "tool", "content": "done"}]
-    expected = 'user: situ\n2\n\nassistant: I do.\n[calls route with {"team": "legal"}]\n\ntool: done'
+    expected = 'user: situ 2\n\nassistant: I do.\n[calls route with {"team": "legal"}]\n\ntool: done'
     assert transcript("situ 2", messages) == transcript(STATE, messages) == expected
     parts = [{"type": "text", "text": "situ"}, {"type": "text", "text": "2"}]
-    assert transcript([{"role": "user", "content": parts}], messages) == expected
+    assert transcript([{"role": "user", "content": parts}], messages) == expected.replace("situ 2", "situ\n2")
 
 
 def test_rewards_cache_and_cost(tmp_path):
