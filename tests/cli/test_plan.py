@@ -153,7 +153,7 @@ def test_a_server_of_adapters_starts_and_is_found():
     """It needs their rank; the training needs its address and a folder, unless they are given."""
     line = "--config lora_1gpu --use_vllm True --vllm_mode server --gpus 4x80GB --server_gpus 2x80GB"
     _, (server, training) = plan_of(f"{line} --lora_r 20")
-    assert server.endswith("--enable-lora --max-loras 2 --max-lora-rank 32")
+    assert server.endswith("--enable-lora --max-loras 3 --max-lora-rank 32")
     assert plan_of(f"{line} --lora_r 300")[1][0].endswith("--max-lora-rank 320")
     assert training.endswith("--vllm_server_host $ADDRESS_OF_SERVER --vllm_server_weights_dir $FOLDER_THAT_BOTH_SEE")
     given = "--vllm_server_base_url http://10.0.0.7:8000 --vllm_server_weights_dir /shared"

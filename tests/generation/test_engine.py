@@ -150,16 +150,16 @@ class TestAdapters:
                 generator.share()
         return generator.engine.loaded
 
-    def test_the_last_two_stay_loaded_and_the_shared_one(self, engine):
-        """Those of the policy and of the target, and that of episodes that are played beside training."""
+    def test_the_last_three_stay_loaded_and_the_shared_one(self, engine):
+        """Those of policy, target and initial weights, and that of episodes that are played beside training."""
         generator = SyncedGenerator(engine, None, [])
         generator.beside()
         assert self.use(generator, 1.0) == [1] and self.use(generator, 2.0) == [1, 2]
         assert self.use(generator, 1.0) == [1, 2]  # it is not loaded again
-        assert self.use(generator, 3.0, shares=True) == [1, 3]
-        assert self.use(generator, 4.0) == [3, 4] and self.use(generator, 5.0) == [3, 4, 5]
-        assert self.use(generator, 6.0, shares=True) == [3, 5, 6]
-        assert self.use(generator, 7.0) == [6, 7]
+        assert self.use(generator, 3.0, shares=True) == [1, 2, 3]
+        assert self.use(generator, 4.0) == [1, 3, 4] and self.use(generator, 5.0) == [3, 4, 5]
+        assert self.use(generator, 6.0) == [3, 4, 5, 6] and self.use(generator, 7.0, shares=True) == [3, 5, 6, 7]
+        assert self.use(generator, 8.0) == [6, 7, 8]
 
     def test_one_is_dropped_when_its_last_answer_is_there(self, engine):
         generator = SyncedGenerator(engine, None, [])
@@ -169,7 +169,8 @@ class TestAdapters:
         asking.start()
         assert engine.began.wait(20)
         self.use(generator, 2.0, shares=True)
+        self.use(generator, 3.0)
         threading.Timer(0.2, engine.may_end.set).start()
-        assert self.use(generator, 3.0) == [2, 3]
+        assert self.use(generator, 4.0) == [2, 3, 4]
         asking.join(20)
         assert answers == [[Completion([1], True)]]

@@ -28,7 +28,7 @@ from trl_nlac.generation.transformers import TransformersGenerator
 os.environ.update(VLLM_CPU_KVCACHE_SPACE="1", VLLM_ENABLE_V1_MULTIPROCESSING="0")
 
 MAX_MODEL_LENGTH = 512
-ADAPTER_OPTIONS = "--enable-lora --max-loras 2 --max-lora-rank 8 --no-enable-chunked-prefill".split()
+ADAPTER_OPTIONS = "--enable-lora --max-loras 3 --max-lora-rank 8 --no-enable-chunked-prefill".split()
 
 
 def make_vllm_trainer(output_dir: Path, config: dict | None = None, **kwargs) -> NLACTrainer:

@@ -179,7 +179,7 @@ def launch_lines(plan: Plan, names: dict[str, str], words: list[str]) -> list[st
         if plan.shape.has_adapters:
             variable = "VLLM_ALLOW_RUNTIME_LORA_UPDATING=True"
             rank = allowed_rank(min(plan.shape.adapter_rank, HIGHEST_RANK))  # more is a problem of the plan
-            command += ["--enable-lora", "--max-loras", "2", "--max-lora-rank", str(rank)]
+            command += ["--enable-lora", "--max-loras", "3", "--max-lora-rank", str(rank)]
         elif plan.args.vllm_server_weights_dir is None:
             command += ["--weight-transfer-config", '{"backend": "nccl"}']
         lines.append(f"{variable} {shlex.join(command)}")

@@ -348,14 +348,14 @@ class SyncedGenerator(EngineGenerator):
         return {"generation/num_syncs": float(num_syncs), **super().take_metrics()}
 
     def _load_adapter(self, weights: list[int]) -> None:
-        """Load the adapter, unless it is one of the last two, those of policy and target, or the shared one."""
+        """Load the adapter, unless it is one of the last three (policy, target, initial weights), or the shared one."""
         known = [(other, adapter) for other, adapter in self._adapters if other == weights]
         if any(gather_object([not known])):
             self._num_adapters += 1
             known = [(weights, self.engine.add_adapter(self._num_adapters))]
         self._adapters = [entry for entry in self._adapters if entry[0] != weights] + known
         self._adapter = self._adapters[-1][1]
-        for entry in self._adapters[:-2]:
+        for entry in self._adapters[:-3]:
             if entry[0] != self._shared:
                 if self._beside is not None:
                     self._beside.wait_for(entry[1])

@@ -311,7 +311,7 @@ class Tables:
         kept = {name: self.of(told, name, "savings") for name in SAVINGS}
         kept = {name: cells for name, cells in kept.items() if cells and mean(map(final_success, cells)) >= least}
         cheapest = min(kept, key=lambda name: mean_cost(kept[name], "generated_tokens"))
-        words = {"nlac": "NLAC, every target and refined action written anew", cheapest: f"NLAC, {label(cheapest)}"}
+        words = {"nlac": "NLAC, every target and refined action written anew", cheapest: label(cheapest)}
         words |= {"hindsight": "Hindsight: NLAC that reads what followed in place of a learned critic", "grpo": "GRPO"}
         words |= {"rft": "RFT (rejection fine-tuning)", SELF_DISTILLATION: "Self-distillation, without a critic"}
         rows = []

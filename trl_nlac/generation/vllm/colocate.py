@@ -56,7 +56,7 @@ class ColocatedEngine(LocalEngine, VLLMGeneration):
         self.enable_sleep_mode = False  # otherwise TRL sleeps after each call
         if is_peft_model(self.model):
             rank = max(config.r for config in self.model.peft_config.values())
-            options.update(enable_lora=True, max_loras=2, max_lora_rank=allowed_rank(rank))
+            options.update(enable_lora=True, max_loras=3, max_lora_rank=allowed_rank(rank))
         if self.accelerator.device.type == "cpu":
             options.update(
                 cpu_options(self.max_model_length or self.model.config.get_text_config().max_position_embeddings)

@@ -183,7 +183,7 @@ class ServerEngine(VLLMGeneration):
             if "already been loaded" not in str(error):
                 raise RuntimeError(
                     f"{error} To take adapters the vLLM server at {self._shown_url} needs "
-                    "`VLLM_ALLOW_RUNTIME_LORA_UPDATING=True`, `--enable-lora`, `--max-loras 2`, a sufficient "
+                    "`VLLM_ALLOW_RUNTIME_LORA_UPDATING=True`, `--enable-lora`, `--max-loras 3`, a sufficient "
                     f"`--max-lora-rank`, and to see `vllm_server_weights_dir={self.weights_dir!r}`."
                 ) from error
 
