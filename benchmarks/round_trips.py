@@ -4,11 +4,12 @@
 Random conversations with tools on their way through the package: do they come back as they were?
 
 A conversation is read as an episode, stored in a replay buffer, saved and loaded with it, exported as parquet and as
-JSON lines, imported, and exported again. Its messages must be the same, byte for byte, with the arguments of tool
-calls as JSON text; and its episode the same in every turn and token. It must also have been understood: each call with
-its own result, a user's words after results as the user's. Some conversations have a fault, and must be refused with
-the reason. `refine_logs` and the datasets for other trainers are made of all others, too, and their calls are played:
-the episode must be the same after it was exported and imported.
+JSON lines, imported, and exported again. Its messages must be those of the table in `trl_nlac.chat.message_reader`,
+the same on every way, byte for byte; and its episode the same in every turn and token. It must also have been
+understood: each call with its own result, a user's words after results as the user's. Some conversations are written
+in an odd form of the table, and must be read as the common one. Some have a fault, and must be refused with the
+reason. `refine_logs` and the datasets for other trainers are made of all others, too, and their calls are played: the
+episode must be the same after it was exported and imported.
 """
 
 import json
@@ -60,16 +61,19 @@ REASONS = {
     "odd end": r"`terminated` is",
     "unknown role": r"the role .* is none of",
     "no text": r"the content of message 0 is not text",
-    "half a character": r"cannot be written as JSON: .*surrogates not allowed",
-    "two answers": r"are both the assistant's",
     "action elsewhere": r"its `first_action` is",
-    "long number": r"has a number that `datasets` does not keep|Value is too big",
-    "old call": r"has a `function_call`",
     "broken arguments": r"whose arguments are not a JSON object",
     "list of arguments": r"whose arguments are not a JSON object",
     "a result too many": r"is the result of a tool that nothing called",
+    "no result": r"tool calls have no result",
     "other id": r"results have the `tool_call_id`",
 }
+# Other ways to write a conversation, which the reader takes for the common one.
+FORMS = (
+    *("developer", "two of the system", "the system in between", "greeting", "no content", "half a character"),
+    *("two answers", "long number", "old call"),
+)
+THOUGHTS = ("reasoning_content", "reasoning", "thinking")
 PROMPTS = NLACPrompts(policy="Act.", tools="{tools}")
 
 # Values
@@ -104,35 +108,43 @@ CONTENTS = st.one_of(st.sampled_from(["a door", "nothing", "Let me see."]), TEXT
 
 @dataclass
 class Case:
-    """A row of a log, the messages that should come back, what each turn says, and what is wrong, if anything."""
+    """
+    A row of a log, the messages that should come back, the number of the first action in them, what each turn says,
+    and the odd form of the row or what is wrong with it, if anything.
+    """
 
     template: str
     row: dict[str, Any] = field(default_factory=dict)
     messages: list[Message] = field(default_factory=list)
+    first: int = 0
     calls: list[list[tuple[str, dict[str, Any]]]] = field(default_factory=list)
     results: list[list[str]] = field(default_factory=list)
     words: list[list[str]] = field(default_factory=list)
+    form: str = ""
     fault: str = ""
 
 
 @st.composite
 def cases(draw: st.DrawFn, fault: str | None = None) -> Case:
-    """Draw a conversation, with this fault, or with any one or none."""
+    """Draw a conversation, with this fault or odd form, or with any one or none."""
     case = Case(draw(st.sampled_from(sorted(FORMATS))))
     messages = []
     if draw(st.booleans()):
         messages.append({"role": "system", "content": draw(CONTENTS)})
     messages += [_user(draw) for _ in range(draw(st.integers(1, 2)))]
+    ordered, case.first = list(messages), len(messages)
     examples = draw(st.integers(0, 4)) == 0
     number = draw(st.integers(1, 3)) + examples
     for i in range(number):
         is_last = i == number - 1
-        messages += _turn(draw, case, is_last)
+        given, in_order = _turn(draw, case, is_last)
+        messages += given
+        ordered += in_order
         if examples and i == 0 and not is_last:  # it was no action, but showed how to act
-            case.row["first_action"] = len(messages)
+            case.row["first_action"] = case.first = len(messages)
             for of_turn in (case.calls, case.results, case.words):
                 of_turn.clear()
-    case.messages = [_in_text(message) for message in messages]
+    case.messages = [_as_read(message) for message in ordered]
     case.row |= {"messages": messages, "reward": draw(st.floats(-1e6, 1e6, allow_nan=False))}
     case.row |= draw(st.sampled_from([{}, {"terminated": None}, {"terminated": True}, {"terminated": False}]))
     if draw(st.booleans()):
@@ -140,7 +152,10 @@ def cases(draw: st.DrawFn, fault: str | None = None) -> Case:
     if draw(st.booleans()):
         schemas = [_schema(name) for name in ("look", "wait")]
         case.row["tools"] = draw(st.sampled_from([schemas, json.dumps(schemas)]))
-    if fault or (fault is None and draw(st.integers(0, 5)) == 5):
+    odd = draw(st.integers(0, 5)) if fault is None else -1
+    if fault in FORMS or odd == 4:
+        _vary(draw, case, fault)
+    elif fault or odd == 5:
         _break(draw, case, fault)
     return case
 
@@ -152,8 +167,8 @@ def _user(draw: st.DrawFn) -> Message:
     return {"role": "user", "content": content} | draw(st.sampled_from([{}, {"name": "eve"}, {"weight": 0}]))
 
 
-def _turn(draw: st.DrawFn, case: Case, is_last: bool) -> list[Message]:
-    """Draw what the assistant says or calls, and what follows."""
+def _turn(draw: st.DrawFn, case: Case, is_last: bool) -> tuple[list[Message], list[Message]]:
+    """Draw what the assistant says or calls, and what follows; and the same with results in the order of calls."""
     several = case.template not in ("llama3_1", "gptoss") or draw(st.integers(0, 9)) == 9
     number = draw(st.sampled_from([0, 1, 1, 2, 3] if several else [0, 1]))
     calls = [(draw(NAMES), draw(ARGUMENTS)) for _ in range(number)]
@@ -169,6 +184,7 @@ def _turn(draw: st.DrawFn, case: Case, is_last: bool) -> list[Message]:
     for (name, _), call_id, content in zip(calls, ids, results, strict=True):
         of_call = ({"tool_call_id": call_id} if has_ids else {}) | ({"name": name} if has_names else {})
         answers.append({"role": "tool", "content": content} | of_call)
+    in_order = answers
     unique_names = len({name for name, _ in calls}) == len(calls)
     if has_ids or (has_names and unique_names):
         answers = draw(st.sampled_from([answers, answers[::-1], [*answers[1:], *answers[:1]]]))
@@ -179,7 +195,9 @@ def _turn(draw: st.DrawFn, case: Case, is_last: bool) -> list[Message]:
     case.calls.append(calls)
     case.results.append([] if no_results else results)
     case.words.append([_text(message) for message in words])
-    return [said, *([] if no_results else answers), *words]
+    if no_results:
+        return [said], [said]
+    return [said, *answers, *words], [said, *in_order, *words]
 
 
 def _beside(has_calls: bool) -> st.SearchStrategy[Message]:
@@ -191,7 +209,7 @@ def _beside(has_calls: bool) -> st.SearchStrategy[Message]:
         st.just({}),
         st.builds(
             lambda name, thought: {name: thought},
-            st.sampled_from(["reasoning_content", "reasoning", "thinking"]),
+            st.sampled_from(THOUGHTS),
             st.sampled_from(["Hm.", "First the door, then the key."]),
         ),
     )
@@ -205,33 +223,106 @@ def _call(draw: st.DrawFn, call: tuple[str, dict[str, Any]], call_id: str | None
     options = {"dense text": {"separators": (",", ":")}, "text over lines": {"indent": 2}, "ascii": {}}.get(form)
     if form != "object":
         arguments = json.dumps(arguments, **(options if options is not None else {"ensure_ascii": False}))
-        if arguments == "{}" and draw(st.booleans()):
-            arguments = ""
+        if arguments == "{}":
+            arguments = draw(st.sampled_from(["{}", "", "null", None]))
     function = {"name": name, "arguments": arguments}
     with_id = {} if call_id is None else {"id": call_id}
     return draw(st.sampled_from([{**with_id, "type": "function", "function": function}, {**with_id, **function}]))
 
 
-def _in_text(message: Message) -> Message:
-    """The message with the arguments of its calls as JSON text."""
-    if "tool_calls" not in message:
-        return message
-    message = json.loads(json.dumps(message))
-    for call in message["tool_calls"]:
-        function = call.get("function", call)
-        if not isinstance(function["arguments"], str):
-            function["arguments"] = json.dumps(function["arguments"], ensure_ascii=False)
-    return message
+def _as_read(message: Message) -> Message:
+    """The message as the table of the reader has it: known keys, texts, and calls in OpenAI's form."""
+    read = {"role": message["role"], "content": _text(message)}
+    read |= {name: message[name] for name in ("name", "tool_call_id", *THOUGHTS) if name in message}
+    if "tool_calls" in message:
+        read["tool_calls"] = [_call_as_read(call) for call in message["tool_calls"]]
+    return read
+
+
+def _call_as_read(call: dict[str, Any]) -> dict[str, Any]:
+    function = call.get("function", call)
+    text = function["arguments"]
+    if isinstance(text, dict):
+        text = json.dumps(text, ensure_ascii=False)
+    of_id = {"id": call["id"]} if "id" in call else {}
+    return {
+        **of_id,
+        "type": "function",
+        "function": {"name": function["name"], "arguments": "{}" if text in (None, "", "null") else text},
+    }
 
 
 def _text(message: Message) -> str:
-    content = message["content"]
-    return content if isinstance(content, str) else "".join(part["text"] for part in content)
+    content = message.get("content") or ""
+    return content if isinstance(content, str) else "\n".join(part["text"] for part in content)
 
 
 def _schema(name: str) -> dict[str, Any]:
     parameters = {"type": "object", "properties": {"x": {"type": "string", "default": None}}}
     return {"type": "function", "function": {"name": name, "description": "Do.", "parameters": parameters}}
+
+
+def _vary(draw: st.DrawFn, case: Case, form: str | None = None) -> None:
+    """Write a conversation in an odd form, any one that it can have if it is `None`."""
+    row = case.row = json.loads(json.dumps(case.row))
+    messages, expected = row["messages"], case.messages
+    has_system = messages[0]["role"] == "system"
+    later = [i for i, message in enumerate(messages) if message["role"] == "user"][1:]
+    answered = [i for i, message in enumerate(messages[:-1]) if messages[i + 1]["role"] == "tool"]
+    alone = [i for i in answered if len(messages[i].get("tool_calls", [])) == 1]  # one call, with its result
+    actions = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
+    possible = {"developer": has_system, "the system in between": bool(later), "old call": bool(alone)}
+    assume(form is None or possible.get(form, True))
+    case.form = form or draw(st.sampled_from([name for name in FORMS if possible.get(name, True)]))
+    at = draw(st.sampled_from(actions))
+
+    def insert(i: int, message: Message) -> None:
+        messages.insert(i, message)
+        if row.get("first_action", -1) >= i:
+            row["first_action"] += 1
+
+    match case.form:
+        case "developer":
+            messages[0]["role"] = "developer"
+        case "two of the system":
+            insert(0, {"role": draw(st.sampled_from(["system", "developer"])), "content": "Obey."})
+            if has_system:
+                said = expected[0]["content"]
+                expected[0]["content"] = f"Obey.\n\n{said}" if said else "Obey."
+            else:
+                expected.insert(0, {"role": "system", "content": "Obey."})
+                case.first += 1
+        case "the system in between":
+            messages[draw(st.sampled_from(later))]["role"] = draw(st.sampled_from(["system", "developer"]))
+        case "greeting":
+            insert(int(has_system), {"role": "assistant", "content": "Hello."})
+            expected.insert(int(has_system), {"role": "assistant", "content": "Hello."})
+            case.first += 1
+        case "no content":
+            messages[0]["content"] = None
+            if draw(st.booleans()):
+                del messages[0]["content"]
+            expected[0]["content"] = ""
+        case "half a character":
+            messages[0]["content"] = f"{_text(messages[0])}\ud83d"
+            expected[0]["content"] += "?"
+        case "two answers":
+            insert(at, {"role": "assistant", "content": "So."})
+            if row.get("first_action") == at + 1:  # either names the joined one
+                row["first_action"] -= draw(st.integers(0, 1))
+            said = expected[at]["content"]
+            expected[at]["content"] = f"So.\n{said}" if said else "So."
+        case "long number":  # in a key that is left out
+            messages[at]["weight"] = draw(st.sampled_from([10**30, 0.1234567890123456]))
+        case "old call":
+            i = draw(st.sampled_from(alone))
+            (call,) = messages[i].pop("tool_calls")
+            function = call.get("function", call)
+            messages[i]["function_call"] = {name: function[name] for name in ("name", "arguments")}
+            messages[i + 1] = {"role": "function", "name": function["name"], "content": messages[i + 1]["content"]}
+            expected[i]["tool_calls"][0].pop("id", None)
+            expected[i + 1] = messages[i + 1] | {"role": "tool"}
+            expected[i + 1] = {name: expected[i + 1][name] for name in ("role", "content", "name")}
 
 
 def _break(draw: st.DrawFn, case: Case, fault: str | None = None) -> None:
@@ -243,6 +334,8 @@ def _break(draw: st.DrawFn, case: Case, fault: str | None = None) -> None:
     actions = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
     faults = [name for name in REASONS if name and (callers or "arguments" not in name)]
     faults = [name for name in faults if results or name not in ("a result too many", "other id")]
+    followed = [i for i in results if i < len(messages) - 1 or messages[i - 1]["role"] == "tool"]
+    faults = [name for name in faults if followed or name != "no result"]
     assume(fault is None or fault in faults)
     case.fault = fault or draw(st.sampled_from(faults))
     at = draw(st.sampled_from(actions))
@@ -252,19 +345,11 @@ def _break(draw: st.DrawFn, case: Case, fault: str | None = None) -> None:
         case "odd end":
             row["terminated"] = draw(st.sampled_from(["false", 2, []]))
         case "unknown role":
-            messages[at]["role"] = draw(st.sampled_from(["developer", "model", "", None]))
+            messages[at]["role"] = draw(st.sampled_from(["model", "", None]))
         case "no text":
-            messages[0]["content"] = draw(st.sampled_from([None, 1, [{"type": "image"}], {"text": "x"}]))
-        case "half a character":
-            messages[0]["content"] = f"{_text(messages[0])}\ud83d"
-        case "two answers":
-            messages.insert(at, {"role": "assistant", "content": "So."})
+            messages[0]["content"] = draw(st.sampled_from([1, [{"type": "image"}], {"text": "x"}]))
         case "action elsewhere":
             row["first_action"] = draw(st.sampled_from([0, -1, len(messages), 10**9]))
-        case "long number":
-            messages[at]["weight"] = draw(st.sampled_from([10**30, 0.1234567890123456]))
-        case "old call":
-            messages[at]["function_call"] = {"name": "look", "arguments": "{}"}
         case "broken arguments" | "list of arguments":
             call = messages[draw(st.sampled_from(callers))]["tool_calls"][0]
             broken = st.sampled_from(["{", "x", '{"a":}', "[" * 5000])
@@ -273,6 +358,8 @@ def _break(draw: st.DrawFn, case: Case, fault: str | None = None) -> None:
         case "a result too many":
             i = draw(st.sampled_from(results))
             messages.insert(i, dict(messages[i]))
+        case "no result":
+            del messages[draw(st.sampled_from(followed))]
         case "other id":
             messages[draw(st.sampled_from(results))]["tool_call_id"] = "none of them"
 
@@ -387,8 +474,9 @@ def travel(kept: list[tuple[Case, Episode]], folder: Path) -> dict[str, list[lis
 def play(case: Case) -> Episode:
     """Play what a conversation calls, as if the policy had: an episode without messages of a log."""
     actions = actions_of(case.template)
-    first = next(i for i, message in enumerate(case.messages) if message["role"] == "assistant")
-    opening = [{**message, "content": _text(message)} for message in case.messages[:first]]
+    user = next(i for i, message in enumerate(case.messages) if message["role"] == "user")
+    first = next(i for i, m in enumerate(case.messages) if m["role"] == "assistant" and i > user)
+    opening = case.messages[:first]
     recorder = Recorder(actions, PROMPTS, {})
     recorder.begin(opening)
     for i, (calls, results) in enumerate(zip(case.calls, case.results, strict=True)):
@@ -430,7 +518,7 @@ def refine(kept: list[tuple[Case, Episode]]) -> dict[str, list[str]]:
     expected = []
     for case, _ in kept:
         starts = [i for i, message in enumerate(case.messages) if message["role"] == "assistant"]
-        expected += [case.messages[i] for i in starts if i >= case.row.get("first_action", 0)]
+        expected += [case.messages[i] for i in starts if i >= case.first]
     found: dict[str, list[str]] = {"refine_logs": [], "sft_dataset": [], "preference_dataset": []}
     if len(refined) != len(expected):
         found["refine_logs"].append(f"{len(refined)} rows of {len(expected)} actions")
@@ -500,7 +588,7 @@ def draw_cases(number: int, first_seed: int = 0, fault: str | None = None) -> li
 
 def run(drawn: list[Case], batch_size: int = 200) -> dict[str, Any]:
     """Send conversations on their way; returns the counts of what happened, and the first problems."""
-    outcomes, refused, problems = Counter(), Counter(), []
+    outcomes, refused, forms, problems = Counter(), Counter(), Counter(), []
     kept: dict[str, list[tuple[Case, Episode]]] = {template: [] for template in FORMATS}
     for case in drawn:
         try:
@@ -520,6 +608,7 @@ def run(drawn: list[Case], batch_size: int = 200) -> dict[str, Any]:
             problems.append([found, case.fault, case.row])
         else:
             outcomes["read"] += 1
+            forms.update([case.form] if case.form else [])
             kept[case.template].append((case, episode))
     ways = Counter()
     for of_template in kept.values():
@@ -540,6 +629,7 @@ def run(drawn: list[Case], batch_size: int = 200) -> dict[str, Any]:
         "conversations": len(drawn),
         "outcomes": dict(outcomes),
         "refused": dict(refused.most_common()),
+        "read_odd_forms": dict(forms.most_common()),
         "by_template": {template: len(of_template) for template, of_template in kept.items()},
         "came_back_equal": dict(ways),
         "num_problems": len(problems),

@@ -203,6 +203,7 @@ class TestRecipes:
         """In any folder, by its name."""
         monkeypatch.chdir(tmp_path)
         words = ["--output_dir", str(tmp_path), "--max_steps", "5", "--logging_steps", "1"]
+        words += ["--num_updates_per_generation", "1"]
         assert main(["train", "--config", "cpu", *words]) == 0
         assert "What was learned" in capsys.readouterr().out
         logs = [json.loads(line) for line in (tmp_path / "training_log.jsonl").read_text().splitlines()]
@@ -213,5 +214,7 @@ class TestRecipes:
     def test_the_paper_s_settings_depart_from_the_defaults(self):
         """What the defaults changed for a reason is as in the paper."""
         _, _, args = TrainParser().read(["--config", "paper", *CPU])
-        assert (args.bootstrap, args.min_p, args.role_sampling) == ("implicit", 0, {"backup": {"temperature": 1.0}})
+        at_1 = {role: {"temperature": 1.0} for role in ("backup", "critique")}
+        assert args.num_updates_per_generation == 1
+        assert (args.bootstrap, args.min_p, args.role_sampling) == ("implicit", 0, at_1)
         assert (args.learning_rate, args.target_update_rate, args.priority_exponent) == (5e-6, 0.005, 0.1)

@@ -2,8 +2,6 @@
 
 """The whole of algorithm 1 on a world that the model has never seen. It must learn, for the right reasons."""
 
-from itertools import chain
-
 import numpy as np
 import torch
 from helpers.testing_utils import make_config, priorities_of
@@ -41,18 +39,16 @@ def test_learns_a_service_desk(tmp_path):
         model=TINY_MODEL,
         args=make_config(
             tmp_path,
-            max_steps=140,
-            logging_steps=20,
-            lr_scheduler_type="constant",
-            adam_beta2=0.95,
-            per_device_train_batch_size=32,
+            max_steps=768,
+            logging_steps=96,
             samples_per_iteration=128,
-            episodes_per_iteration=4,
+            episodes_per_iteration=8,
+            lr_scheduler_type="constant",
+            bootstrap="explicit",
+            num_updates_per_generation=3,
             max_generation_batch_size=512,
-            max_completion_length=48,
+            max_completion_length=64,
             max_turns=2,
-            role_sampling={"successor": {"temperature": 0.5}, "backup": {"temperature": 0.0}},
-            target_update_rate=0.0016,
             num_eval_episodes=48,
         ),
         train_dataset=tasks,
@@ -65,21 +61,20 @@ def test_learns_a_service_desk(tmp_path):
     trainer.train()
     after = trainer.evaluate()
 
-    # The policy acts better: one action in 4,096 is right, and it was found within some 280 environment steps.
+    # The policy acts better: one action in 4,096 is right, and it was found within some 200 environment steps.
     assert before["eval_episode/success_rate"] < 0.05
     assert after["eval_episode/success_rate"] > 0.7
-    assert trainer.num_environment_steps <= 280
+    assert trainer.num_environment_steps <= 200
     # The critic fits its targets, predicts what it could not have known, and does not always say "No".
     losses = [log["critic/loss"] for log in trainer.state.log_history if "critic/loss" in log]
     assert losses[-1] < 0.75 * losses[0]
     assert after["eval_oracle/future_accuracy"] > before["eval_oracle/future_accuracy"] + 0.05
     assert after["eval_oracle/verdict_yes_rate"] + after["eval_oracle/verdict_no_rate"] > 1
-    # Futures are foreseen with the target weights, targets and refined actions written with the initial ones, and
-    # everything else is done with the policy's.
+    # Targets and refined actions are written with the initial weights. Policy and critic have the target weights where
+    # they foresee, and otherwise the policy's.
     to_target, to_initial = ({r: [pair[i] for pair in of] for r, of in roles.distances.items()} for i in (0, 1))
-    assert max(to_target["successor"]) == 0 == max(to_initial["backup"] + to_initial["refine"])
-    trained = [to[role] for to in (to_target, to_initial) for role in ("policy", "critique")]
-    assert min(chain(*trained)) > 1e-4
+    assert max(to_initial["backup"] + to_initial["refine"]) == 0
+    assert all(min(to_target[role]) == 0 and max(to_target[role]) > 1e-4 for role in ("policy", "critique"))
     # Priorities are critic losses: none is still the one that a new transition starts with.
     priorities = priorities_of(trainer.replay)
     assert (priorities == 1.0).mean() < 0.1 and np.std(np.log(priorities)) > 0.5

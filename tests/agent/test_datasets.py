@@ -32,14 +32,14 @@ def agent():
 @pytest.fixture(scope="module")
 def refined(agent, tmp_path_factory):
     """The base policy's logs, and its actions refined in hindsight."""
-    logs = make_logs(tmp_path_factory.mktemp("logs"))
+    logs = make_logs(tmp_path_factory.mktemp("logs")).filter(lambda row: row["reward"] == 0)
     return refine_logs(agent, logs), logs
 
 
 def test_rows(refined):
     """Most refined actions have the value that the refusal named, and the logged actions lack."""
     rows, logs = refined
-    assert len(rows) > 0.9 * 2 * len(logs) and set(rows["reward"]) == {0.0}
+    assert len(logs) > 10 and len(rows) > 0.9 * 2 * len(logs) and set(rows["reward"]) == {0.0}
     obeyed = []
     for row, (messages, i) in zip(rows, ((m, i) for m in logs["messages"] for i in (1, 3)), strict=False):
         assert [message["role"] for message in row["prompt"]] == ["user", "assistant", "user"][:i]
@@ -118,7 +118,8 @@ class TestToolCalls:
         better = [[("f", {"x": 1})], [("f", {"x": "a"})], [("f", {"y": None, "x": 1})]]
         agent = make_agent(make_tokenizer("qwen2_5"), [CRITIQUE] * 3 + [call_message(calls) for calls in better])
         refined = refine_logs(agent, logs_dataset(rows))
-        assert [row["action"] for row in refined] == [[row["messages"][1]] for row in rows]
+        said = [{**row["messages"][1], "content": ""} for row in rows]
+        assert [row["action"] for row in refined] == [[message] for message in said]
         calls = [row["refined_action"][0]["tool_calls"][0]["function"]["arguments"] for row in refined]
         assert calls == ['{"x": 1}', '{"x": "a"}', '{"y": null, "x": 1}']
         sft = sft_dataset(refined)
@@ -129,14 +130,14 @@ class TestToolCalls:
         assert pairs[1]["rejected"][0]["tool_calls"][0]["function"]["arguments"] == {"x": 1.0, "y": None}
 
     def test_a_conversation_stays(self):
-        """With ids, the order of results, words of the user and keys that no template reads."""
+        """With ids and words of the user; results in the order of calls, and without keys that no template reads."""
         calls = [{"id": i, "type": "function", "function": {"name": "f", "arguments": "{}"}} for i in "ab"]
-        said = {"role": "assistant", "content": "So.", "tool_calls": calls, "refusal": None}
+        said = {"role": "assistant", "content": "So.", "tool_calls": calls}
         results = [{"role": "tool", "tool_call_id": i, "content": i} for i in "ba"]
-        messages = [USER, said, *results, USER, {"role": "assistant", "content": "done"}]
+        messages = [USER, {**said, "refusal": None}, *results, USER, {"role": "assistant", "content": "done"}]
         agent = make_agent(make_tokenizer("qwen2_5"), [CRITIQUE] * 2 + ["So.", "done"])
         first, second = refine_logs(agent, logs_dataset([{"messages": messages, "reward": 1.0}]))
-        assert second["prompt"][1:] == messages[:-1] and first["action"] == [said]
+        assert second["prompt"][1:] == [USER, said, *results[::-1], USER] and first["action"] == [said]
 
     def test_what_is_left_out_is_counted_by_reason(self, caplog):
         users = [{"role": "user", "content": f"Task {i}."} for i in range(4)]  # the same question is asked once

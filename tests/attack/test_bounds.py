@@ -35,7 +35,11 @@ class RoleGenerator(ScriptedGenerator):
         texts = [self.chat.tokenizer.decode(prompt[-250:]) for prompt in prompts]
         questions = [text.rpartition("<|im_start|>user")[2] for text in texts]
         self.answers = [
-            REWRITTEN if "corrected_think" in text else JUDGED if "Future:" in text or "success or" in text else CALL
+            REWRITTEN
+            if "corrected_think" in text
+            else JUDGED
+            if "Future:" in text or "success or" in text
+            else CALL.replace("1", "2" if "replaces the last one" in text else "1")
             for text in questions
         ]
         return super().generate(prompts, sampling, seeds, bar)

@@ -16,8 +16,9 @@ from trl_nlac.agent.guard import Guard
 from trl_nlac.cli.main import main
 from trl_nlac.cli.origin import note_origin
 from trl_nlac.options.role_options import RoleOptions
-from trl_nlac.records.folder import TrainingLogCallback, set_aside
+from trl_nlac.records.folder import set_aside
 from trl_nlac.records.lock import locked
+from trl_nlac.records.written_notes import TrainingLogCallback
 from trl_nlac.report import write_comparison, write_report
 from trl_nlac.training.manifest import write_manifest
 from trl_nlac.training.saving import recover

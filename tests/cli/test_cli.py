@@ -366,7 +366,7 @@ class TestErrors:
         """With `--debug` they have a traceback."""
         words = ["--environment_factory", "sub/more.py:Twice", "--environment_kwargs", "{}", "--eval_strategy", "no"]
         error = self.fail(capsys, *words)
-        assert "None of 1 episodes had a single turn" in error and "reset: ConnectionError: no line. Check" in error
+        assert "None of 8 episodes had a single turn" in error and "reset: ConnectionError: no line. Check" in error
         assert main(["train", "--config", "run.yaml", *words, "--output_dir", "other", "--debug"]) == 2
         traceback, _, line = capsys.readouterr().err.rpartition("trl-nlac train: error: ")
         assert "Traceback (most recent call last):" in traceback and line.startswith("None of ")
@@ -591,7 +591,10 @@ def test_tool_calls_of_logs_come_out_as_they_went_in(folder, capsys, suffix):
         assert main(["buffer", "import", source, *model, "--output", name]) == 0
         assert main(["buffer", "export", name, f"out.{suffix}", *model]) == 0
         logs = load_logs(Path("out.jsonl")) if suffix == "jsonl" else Dataset.from_parquet("out.parquet")
-        assert [row["messages"] for row in logs] == [row["messages"] for row in rows]
+        expected = [
+            [user, {**said, "content": ""}, result] for user, said, result in (row["messages"] for row in rows)
+        ]
+        assert [row["messages"] for row in logs] == expected
         assert logs["reward"][0] == 0.1 + 0.2
 
 

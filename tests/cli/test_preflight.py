@@ -25,6 +25,7 @@ def preflight(folder, *words, **options) -> int:
     rooms = {"environment_factory": "trl_nlac.environments.embedded:demo_environment"}
     rooms |= {"environment_kwargs": {"world": "rooms", "seed": 0}, "dataset_name": "trl_nlac/recipes/rooms.jsonl"}
     rooms |= {"prompts": "trl_nlac/tiny_model/nlac_prompts.json", "eval_strategy": "no", "max_steps": 40}
+    rooms["num_updates_per_generation"] = 1
     sizes = {"samples_per_iteration": 16, "per_device_train_batch_size": 8, "gradient_accumulation_steps": 1}
     write_config(folder, **{**rooms, **sizes, "episodes_per_iteration": 2, **options})
     return main(["preflight", "--config", "run.yaml", "--num_episodes", "6", *words])

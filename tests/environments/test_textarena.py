@@ -2,6 +2,7 @@
 
 
 import itertools
+import json
 import random
 import re
 import subprocess
@@ -276,7 +277,8 @@ def test_example(tmp_path):
         --env_id Cryptarithm-v0 --num_tasks 8 --num_eval_tasks 2 --logging_steps 1 --max_format_retries 2
         --max_steps 3 --max_turns 2 --max_completion_length 32 --action_format text --report_to none"""
     output = run_script("examples/scripts/nlac_textarena.py", *arguments.split())
-    losses = [float(loss) for loss in re.findall(r"'loss': '([\d.]+)'", output)]
+    logs = [json.loads(line) for line in (tmp_path / "training_log.jsonl").read_text().splitlines()]
+    losses = [log["loss"] for log in logs if "loss" in log]
     assert len(losses) == 3 and max(losses) > 0  # the tiny model's critiques of an unknown game are rarely readable
     assert "On seeds that it was not trained on, the agent wins" in output
     assert (tmp_path / "model.safetensors").exists()

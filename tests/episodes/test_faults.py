@@ -381,9 +381,20 @@ class TestFaults:
             def step(self, action):
                 return object.__new__(Exits)
 
-        exits, unstored = play([{"message": {}}, {"message": {"meta": {1}}}], Odd)
-        assert exits.failure == "step: SystemExit: no" and not exits.turns
-        assert unstored.failure.startswith("observation: MalformedResult: a message of `reset` cannot be stored: ")
+        odd = (
+            {},
+            {"meta": {1}},
+            {"name": {1}},
+            {"role": "assistant", "tool_calls": [{"name": "f", "arguments": {1}}]},
+        )
+        exits, left_out, *unread = play([{"message": message} for message in odd], Odd)
+        for episode in (exits, left_out):  # a key that is in no row of the reader's table is no part of a message
+            assert episode.failure == "step: SystemExit: no" and not episode.turns
+            assert episode.opening == ({"role": "user", "content": "win"},)
+        reasons = ("message 0 has a name, an id or a chain of thought that is not text", "message 0 has a tool call ")
+        for episode, reason in zip(unread, reasons, strict=True):
+            expected = f"observation: MalformedResult: the messages of `reset` are no conversation: {reason}"
+            assert episode.failure.startswith(expected) and not episode.turns
 
     def test_no_environment_s_number_or_end_is_made_of_text(self):
         class Gym(gymnasium.Env):

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from benchmarks.round_trips import FORMATS, REASONS, differences, draw_cases, problems_of, read, run
+from benchmarks.round_trips import FORMATS, FORMS, REASONS, differences, draw_cases, problems_of, read, run
 
 
 @pytest.fixture(scope="module")
@@ -27,6 +27,15 @@ def test_faults_are_refused_with_the_reason(fault):
     drawn = draw_cases(5, fault=fault)
     report = run(drawn)
     assert report["problems"] == [] and report["refused"] == {fault: 5}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_odd_forms_are_read_as_the_common_one(form):
+    drawn = draw_cases(5, fault=form)
+    report = run(drawn)
+    read_, refused = report["outcomes"]["read"], report["refused"]
+    assert report["problems"] == [] and report["read_odd_forms"] == {form: read_} and read_ >= 3
+    assert sum(refused.values()) == 5 - read_ and refused.keys() <= {"the chat template cannot show it"}
 
 
 def test_what_has_changed_is_found(drawn):

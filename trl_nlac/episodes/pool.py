@@ -5,6 +5,7 @@
 import atexit
 import inspect
 import json
+import multiprocessing.util  # noqa: F401 (its hook at the end of the program must come first, see `_close_pools`)
 import sys
 import threading
 import time

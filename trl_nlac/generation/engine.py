@@ -348,7 +348,7 @@ class SyncedGenerator(EngineGenerator):
         return {"generation/num_syncs": float(num_syncs), **super().take_metrics()}
 
     def _load_adapter(self, weights: list[int]) -> None:
-        """Load the adapter, unless it is one of the last three (policy, target, initial weights), or the shared one."""
+        """Load the adapter, unless it is one of the last three (policy, target, initial), or the shared one."""
         known = [(other, adapter) for other, adapter in self._adapters if other == weights]
         if any(gather_object([not known])):
             self._num_adapters += 1

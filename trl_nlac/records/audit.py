@@ -59,7 +59,7 @@ class AuditTrail:
         self.process = process
         self._rows: list[dict[str, Any]] = []  # of finished iterations
         self._open: dict[int, list[dict[str, Any]]] = {}  # of the current iteration, by transition
-        self.newest: dict[str, Any] | None = None  # row with a critique and a refined action
+        self.newest: dict[str, Any] | None = None  # row with a critique, a target and a refined action
         self._sizes: dict[Path, int] | None = None  # rows of this process's files, oldest first; read once
 
     def open(
@@ -122,7 +122,7 @@ class AuditTrail:
         for row in chain.from_iterable(self._open.values()):
             del row["completions"]
             self._rows.append(row)
-            if row.get("refined_action") and row.get("critique"):
+            if row.get("refined_action") and row.get("critique") and row.get("target"):
                 self.newest = row
         self._open.clear()
 
