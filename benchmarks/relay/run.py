@@ -188,9 +188,8 @@ def make_trainer(
     trainer_class = nlac.TRAINERS[settings.pop("trainer", "nlac")]
     args = replace(acting, max_steps=max_steps, logging_steps=100, **settings)
     if method in BASELINES:
-        trainer = ScalarActorCriticTrainer(
-            offline, args, num_candidates=4, entropy_temperature=0.1, initial_value=0.02
-        )
+        scalar = dict(num_candidates=4, entropy_temperature=0.1, initial_value=0.02, rehearsal_ratio=REHEARSAL_RATIO)
+        trainer = ScalarActorCriticTrainer(offline, args, **scalar)
     else:
         trainer = trainer_class(model=task.model, args=args, **offline.trainer_arguments)
     return trainer, Player(task, args, trainer.model, trainer.roles)

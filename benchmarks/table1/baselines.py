@@ -69,7 +69,7 @@ class RFTTrainer(NLACTrainer):
             samples,
             [None] * len(samples),
             examples,
-            [[]] * num_steps,
+            num_steps,
             accumulation,
             self.roles.chat.end_of_turn_id,
             spread,
