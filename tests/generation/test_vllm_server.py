@@ -55,7 +55,7 @@ def test_adapters(server, tmp_path):
     trainer.train()
     compare(trainer)
     assert logged(trainer, "generation/num_syncs") == [0, 0, 0]
-    assert len(list(tmp_path.glob("nlac_*/*"))) == 2
+    assert len(list(tmp_path.glob("nlac_*/*"))) == 3
 
 
 @pytest.mark.parametrize("adapters", [True, pytest.param(False, marks=pytest.mark.slow)])
@@ -88,13 +88,13 @@ def test_a_server_that_is_started_again_gets_its_weights_again(server, tmp_path,
 
 
 def test_full_weights(server, tmp_path):
-    """Weights are sent through a folder; tokens equal those of transformers, for both sets of weights."""
+    """Weights are sent through a folder; tokens equal those of transformers, for all sets of weights."""
     trainer = make_client(server, tmp_path)
     generator = trainer.roles.generator
     start = greedy(trainer, generator)
     trainer.train()
     assert compare(trainer) != start
-    assert logged(trainer, "generation/num_syncs") == [1, 2, 2]
+    assert logged(trainer, "generation/num_syncs") == [1, 3, 3]
     assert all(0 <= rate <= 1 for rate in logged(trainer, "generation/prefix_hit_rate"))
     assert len(list(tmp_path.glob("nlac_*/*"))) == 1  # replaced weights are deleted
     assert_continuous(trainer)
