@@ -12,6 +12,7 @@ from http.server import ThreadingHTTPServer
 from typing import Any
 
 import pytest
+from helpers.cli_utils import ENVIRONMENT
 from helpers.http_utils import JSONHandler
 from transformers import AutoTokenizer
 
@@ -36,19 +37,6 @@ def chat(message: Any) -> dict[str, Any]:
 
 def with_logprobs(values: Any) -> dict[str, Any]:
     return choice(logprobs={"token_logprobs": values, "tokens": [], "text_offset": [], "top_logprobs": []})
-
-
-ENVIRONMENT = """
-from trl_nlac.environments import StepResult
-
-
-class Rooms:
-    def reset(self):
-        return "situ"
-
-    def step(self, action):
-        return StepResult("win", terminated=True)
-"""
 
 
 class Raw:

@@ -9,6 +9,7 @@ import socket
 from pathlib import Path
 
 import pytest
+from helpers.cli_utils import ENVIRONMENT
 
 from trl_nlac.cli.main import main
 from trl_nlac.environments.embedded import TINY_MODEL
@@ -30,17 +31,6 @@ FILES = [
 VALUES = [None, [], {}, -1, 0, 1.5, "x", True, 10**12, "/etc/passwd", [1], {"a": 1}, "../..", 2**31, 1e308]
 OWN = ("nlac_roles.json", "nlac_prompts.json", "nlac_guard.json", "_nlac_run.json", "_settings.json")
 OF_RUNS = ("training_log.jsonl", "_warnings.jsonl", "adapter_config.json", "special_tokens_map.json", "README.md")
-ENVIRONMENT = """
-from trl_nlac.environments import StepResult
-
-
-class Rooms:
-    def reset(self):
-        return "situ"
-
-    def step(self, action):
-        return StepResult("win", terminated=True)
-"""
 
 
 def words_of(command: str, folder: Path, port: int) -> list[str]:

@@ -9,6 +9,20 @@ import yaml
 from trl_nlac.environments.embedded import TINY_MODEL
 
 
+# A file with an environment, whose first action wins.
+ENVIRONMENT = """
+from trl_nlac.environments import StepResult
+
+
+class Rooms:
+    def reset(self):
+        return "situ"
+
+    def step(self, action):
+        return StepResult("win", terminated=True)
+"""
+
+
 def write_config(folder: Path, **options) -> None:
     """
     Write `run.yaml`: a run with every record, of two steps, with tasks in `tasks.jsonl`.

@@ -23,6 +23,11 @@ _SHOWN = (
     *("use_vllm", "num_eval_episodes"),
 )
 _KINDS = {bool: "[TRUE|FALSE]", int: "INTEGER", float: "NUMBER"}
+OF_TRAIN = {
+    "prog": "trl-nlac train",
+    "usage": "trl-nlac train --config run.yaml [--name value ...]",
+    "description": "Train an agent. Options come from a YAML file and from the command line, which overrides it.",
+}
 DESCRIPTION = """\
 Try one iteration of a run in a folder of its own, which is removed, and say whether the run can learn: whether the
 roles keep to their formats, targets tell what was observed, and refined actions do as their critiques say and succeed
@@ -32,18 +37,8 @@ too."""
 
 def train_parser() -> Parser:
     """Make the parser that shows a dozen options. [`~train_options.TrainParser`] reads them all."""
-    parser = Parser(
-        prog="trl-nlac train",
-        usage="trl-nlac train --config run.yaml [--name value ...]",
-        description="Train an agent. Options come from a YAML file and from the command line, which overrides it.",
-    )
-    parser.add_argument("--config", metavar="FILE", help="YAML file of options, or the name of a recipe")
-    parser.add_argument(
-        "--accelerate_config",
-        metavar="FILE",
-        help="start the processes of this configuration of Accelerate, a YAML file or a name such as zero3; other "
-        "options of `accelerate launch` (--num_processes, --machine_rank and so on) can be added",
-    )
+    parser = Parser(**OF_TRAIN)
+    add_train_arguments(parser)
     parser.add_argument("--help_all", action="store_true", help="show all options, including those of transformers")
     tasks = parser.add_argument_group("model and tasks")
     tasks.add_argument("--model_name_or_path", metavar="VALUE", help="Model to train: a folder, or one on the Hub.")
@@ -57,6 +52,17 @@ def train_parser() -> Parser:
     for name in _SHOWN:
         _add_option(shown, options[name])
     return parser
+
+
+def add_train_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of a training beside its options."""
+    parser.add_argument("--config", metavar="FILE", help="YAML file of options, or the name of a recipe")
+    parser.add_argument(
+        "--accelerate_config",
+        metavar="FILE",
+        help="start the processes of this configuration of Accelerate, a YAML file or a name such as zero3; other "
+        "options of `accelerate launch` (--num_processes, --machine_rank and so on) can be added",
+    )
 
 
 def _add_option(group: argparse._ArgumentGroup, option: Field) -> None:

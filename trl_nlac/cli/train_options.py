@@ -18,6 +18,7 @@ from ..options.training_options import TrainingOptions
 from .errors import CommandError, one_line_errors
 from .packaged import find_path, find_yaml
 from .parser import unknown_option
+from .parsers import OF_TRAIN, add_train_arguments
 from .train_arguments import TrainArguments
 
 
@@ -60,20 +61,9 @@ class TrainParser(TrlParser):
 
     def __init__(self, config: type[NLACConfig] = NLACConfig):
         super().__init__(
-            (TrainArguments, ModelConfig, config),
-            prog="trl-nlac train",
-            usage="trl-nlac train --config run.yaml [--name value ...]",
-            description="Train an agent. Options come from a YAML file and from the command line, which overrides it.",
-            formatter_class=_OptionsFormatter,
-            allow_abbrev=False,
+            (TrainArguments, ModelConfig, config), **OF_TRAIN, formatter_class=_OptionsFormatter, allow_abbrev=False
         )
-        self.add_argument("--config", metavar="FILE", help="YAML file of options, or the name of a recipe")
-        self.add_argument(
-            "--accelerate_config",
-            metavar="FILE",
-            help="start the processes of this configuration of Accelerate, a YAML file or a name such as zero3; other "
-            "options of `accelerate launch` (--num_processes, --machine_rank and so on) can be added",
-        )
+        add_train_arguments(self)
         self.add_argument("--help_all", action="help", help="show all options, including those of transformers")
         self.unsupported: CommandError | None = None
         resume = next(action for action in self._actions if action.dest == "resume_from_checkpoint")

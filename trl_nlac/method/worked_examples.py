@@ -41,7 +41,6 @@ class WorkedExamples:
         self.roles = roles
         self.is_due = is_on
         self._shown: list[str] = []
-        self._num_cut = 0  # answers of this process that reached the limit of tokens
 
     def choose(self, episodes: list[Episode], seed: int, device: torch.device) -> None:
         """
@@ -55,11 +54,12 @@ class WorkedExamples:
         transitions = [transition for episode in episodes for transition in episode.transitions]
         transitions = transitions[:: max(1, len(transitions) // NUM_STEPS)][:NUM_STEPS]
         with self.roles.aside(seed, device):
-            first = last = self._rates(transitions)
+            first, num_cut = self._rates(transitions)
+            last = first
             names = self._prompts_of([role for role, rate in first.items() if rate < ENOUGH])
             if names:
                 self._show(names)
-                last = self._rates(transitions)
+                last, num_cut = self._rates(transitions)
         if f"format_{self.roles.actions.name}" in names:
             last["policy"] = max(last["policy"], ENOUGH)  # its states are older than the examples
         self._show([])
@@ -73,10 +73,10 @@ class WorkedExamples:
             remedy = (
                 "Use a model that follows instructions better, adapt the prompts (`prompts`), or set `action_format`"
             )
-            if self._num_cut:
+            if num_cut:
                 remedy = (
                     f"Raise `max_completion_length` ({self.roles.options.max_completion_length}), at which "
-                    f"{self._num_cut} answers were cut off; a model that thinks before it answers needs thousands of "
+                    f"{num_cut} answers were cut off; a model that thinks before it answers needs thousands of "
                     "tokens, or its template's option to turn thinking off in `chat_template_kwargs`"
                 )
             raise RunRefused(
@@ -84,8 +84,11 @@ class WorkedExamples:
                 f"was trained. {remedy}; `examples='given'` trains all the same."
             )
 
-    def _rates(self, transitions: list[Transition]) -> dict[str, float]:
-        """Return the share of the answers of each role, over all processes, that can be read."""
+    def _rates(self, transitions: list[Transition]) -> tuple[dict[str, float], int]:
+        """
+        Return the share of the answers of each role, over all processes, that can be read, and how many answers of
+        this process reached the limit of tokens.
+        """
         roles, state_actions = self.roles, [transition.state_action for transition in transitions]
         judged = critiques(roles, state_actions)
         readable = [pair for pair in zip(state_actions, judged, strict=True) if pair[1].parsed is not None]
@@ -95,12 +98,12 @@ class WorkedExamples:
             "backup": write_targets(roles, transitions, backup_questions(roles, transitions, "monte_carlo")),
             "refine": ask_refined(roles, [prompt for prompt, _ in readable], [critique for _, critique in readable]),
         }
-        self._num_cut = sum(not answer.finished for of in answers.values() for answer in of)
+        num_cut = sum(not answer.finished for of in answers.values() for answer in of)
         counted = gather_object(
             [{role: (sum(a.parsed is not None for a in of), len(of)) for role, of in answers.items()}]
         )
         sums = {role: [sum(numbers) for numbers in zip(*(c[role] for c in counted), strict=True)] for role in answers}
-        return {role: readable / asked for role, (readable, asked) in sums.items() if asked}
+        return {role: readable / asked for role, (readable, asked) in sums.items() if asked}, num_cut
 
     def _prompts_of(self, names: list[str]) -> list[str]:
         """Return the prompts of roles for which there are worked examples, and none of the user's own."""
