@@ -28,7 +28,8 @@ the same transitions, and compares targets, refined actions, losses, gradients, 
 
 It departs from the paper as the package's defaults do: no loss trains backup and refinement, so they have the initial
 weights; an action that its critique calls the best is its own refined action; Bellman targets are greedy; unlikely
-tokens are left out (`min_p`). And the learning rate is larger, because the model has 0.7 million parameters.
+tokens are left out (`min_p`). It leaves out the policy's divergence from the initial one (`policy_kl_coef=0`). And the
+learning rate is larger, because the model has 0.7 million parameters.
 """
 
 import copy

@@ -124,7 +124,7 @@ class NLACConfig(TrainingOptions, RoleOptions, GenerationOptions, EnvironmentOpt
         check_between(self, 1, 10_000, "num_eval_episodes")
         check_between(self, 0, 100_000, "num_eval_critiques")
         # Larger factors make losses, gradients or weights overflow.
-        check_between(self, 0, 1_000_000, "critic_loss_coef", "policy_loss_coef")
+        check_between(self, 0, 1_000_000, "critic_loss_coef", "policy_loss_coef", "policy_kl_coef")
         check_between(self, 0, 1000, "learning_rate")
         check_between(self, 0, 1, "priority_exponent", "max_environment_failure_rate")
         check(self, "remove_unused_columns", not self.remove_unused_columns, "False: columns are keywords of `reset`")
@@ -260,6 +260,16 @@ class NLACConfig(TrainingOptions, RoleOptions, GenerationOptions, EnvironmentOpt
     def global_batch_size(self) -> int:
         """Number of transitions of an optimizer step, over all processes."""
         return self.per_device_train_batch_size * self.gradient_accumulation_steps * self.world_size
+
+    @property
+    def distills(self) -> bool:
+        """Whether the policy learns the refinement policy's distribution."""
+        return self.policy_loss_type == "distill"
+
+    @property
+    def has_teacher(self) -> bool:
+        """Whether the policy loss reads a distribution of the initial weights, one more pass over its examples."""
+        return self.distills or self.policy_kl_coef > 0
 
     @property
     def draws_per_iteration(self) -> int:

@@ -29,7 +29,7 @@ from .method.backup import write_targets
 from .method.batches import MicroBatch, NLACCollator, make_batches, spread_by_length, spread_by_prefix
 from .method.critic import judge_aside
 from .method.iteration import attempt_each, foresee_each, make_examples, refined_actions, unanswerable
-from .method.losses import batch_losses, token_divergences
+from .method.losses import anchored, batch_losses, distilled
 from .method.refinement import Attempt
 from .method.target_weights import InitialWeights, TargetWeights, WeightsCallback
 from .method.worked_examples import NUM_STEPS, WorkedExamples
@@ -167,7 +167,7 @@ class NLACTrainer(PublishedTrainer, ComparedEvaluations, RunTrainer):
     _tag_names = ["trl", "nlac"]
     _name = "NLAC"
     loss_is_scaled_for_ga = False
-    divergence = staticmethod(token_divergences)  # by which a distilled policy learns
+    distilled = staticmethod(distilled)  # the loss of a distilled policy
     shares_prefixes = True  # whether the samples of a pass become one tree of tokens, if the model can read it
 
     def __init__(
@@ -278,12 +278,13 @@ class NLACTrainer(PublishedTrainer, ComparedEvaluations, RunTrainer):
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
         if return_outputs:
             raise ValueError("The NLACTrainer does not support returning outputs")
-        distills = self.args.policy_loss_type == "distill"
-        teacher = partial(self.initial_weights.swapped_into, self.model) if distills else None
+        teacher = partial(self.initial_weights.swapped_into, self.model) if self.args.has_teacher else None
+        anchor = partial(anchored, kl_coef=self.args.policy_kl_coef)
+        taught_loss = self.distilled if self.args.distills else anchor
         aux_losses = [] if self.args.router_aux_loss_coef else None
 
         def compute(batch: MicroBatch) -> torch.Tensor:
-            return batch_losses(model, batch, teacher, aux_losses, self.divergence)
+            return batch_losses(model, batch, teacher, aux_losses, taught_loss)
 
         batch, losses = self.loss_guard.finite_losses(compute, inputs, self._collate)
         has_priority = (batch.loss_ids == LOSSES.index("critic")) & (batch.transition_ids >= 0)
@@ -441,7 +442,7 @@ class NLACTrainer(PublishedTrainer, ComparedEvaluations, RunTrainer):
         batches: list[list[TrainingExample]],
     ) -> None:
         """Record what an iteration made, and stop a run that learns nothing."""
-        transitions, distills = [s.transition for s in samples], self.args.policy_loss_type == "distill"
+        transitions, distills = [s.transition for s in samples], self.args.distills
         numbers = Counter(example.loss for batch in batches for example in batch if example.weight)
         metrics = mean_over_processes(
             {

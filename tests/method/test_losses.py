@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -10,7 +11,14 @@ from trl.experimental.sdpo.loss_utils import compute_full_logit_self_distillatio
 
 from trl_nlac.method import head
 from trl_nlac.method.batches import NLACCollator
-from trl_nlac.method.losses import batch_losses, row_means, token_divergences, token_logps
+from trl_nlac.method.losses import (
+    anchored,
+    batch_losses,
+    reverse_divergences,
+    row_means,
+    token_divergences,
+    token_logps,
+)
 from trl_nlac.types import Prompt, TrainingExample
 
 
@@ -41,6 +49,9 @@ class TestTokens:
             torch.autograd.grad((weights * v).sum(), logits, retain_graph=True)[0] for v in (divergences, expected)
         ]
         torch.testing.assert_close(*gradients)
+        reverse = (q.exp() * (q - p)).sum(-1)
+        torch.testing.assert_close(reverse_divergences(logits, teacher), reverse)
+        assert reverse_divergences(logits, logits.detach()).abs().max() < 1e-6
         # Of the same contexts it is zero, and so is its gradient; on average its gradient is that of the likelihood.
         assert token_divergences(logits, logits.detach()).abs().max() < 1e-6
         tokens = torch.multinomial(teacher[0].softmax(-1), 200_000, replacement=True)
@@ -115,7 +126,28 @@ class TestBatchLosses:
     def test_a_divergence_that_is_rounded_to_less_than_zero_is_zero(self):
         inputs = NLACCollator(0)([TrainingExample("policy", Prompt.of([1]), (3, 4), 1.0, 0, Prompt.of([2]))])
 
-        def rounded(logits, teacher_logits):
+        def rounded(logits, labels, teacher_logits):
             return torch.full((len(logits),), -1e-8)
 
-        assert batch_losses(Bigram(), inputs, nullcontext, divergence=rounded).tolist() == [0.0]
+        assert batch_losses(Bigram(), inputs, nullcontext, taught_loss=rounded).tolist() == [0.0]
+
+    def test_a_policy_is_kept_near_the_initial_one(self):
+        """The likelihood of its tokens, and a share of the divergence from the model before training."""
+        model, initial = Bigram(), torch.randn(9, 9, 9, generator=torch.Generator().manual_seed(1))
+
+        @contextmanager
+        def teacher():
+            own = model.table.data
+            model.table.data = initial
+            yield
+            model.table.data = own
+
+        state = Prompt.of([1, 5])
+        inputs = NLACCollator(0)([TrainingExample("policy", state, (3, 4), 1.0, 0, state)])
+        losses = batch_losses(model, inputs, teacher, taught_loss=partial(anchored, kl_coef=0.5))
+        q, p = model.table[1].log_softmax(-1), initial[1].log_softmax(-1)
+        rows = [(5, 3), (3, 4)]
+        expected = sum(-q[i, j] + 0.5 * (q[i].exp() * (q[i] - p[i])).sum() for i, j in rows) / 2
+        torch.testing.assert_close(losses, expected[None])
+        gradients = [torch.autograd.grad(loss.sum(), model.table)[0] for loss in (losses, expected)]
+        torch.testing.assert_close(*gradients)

@@ -80,7 +80,7 @@ class TestAsk:
         found = critiques(roles, [first, last, first], sampling=Sampling(8, temperature=0.0))
         assert [answer.parsed.future for answer in found] == ["a", "b", "a"] and len(asked(roles)) == 2
         sampled = make_roles(CRITIQUE)
-        critiques(sampled, [first, last, first])
+        critiques(sampled, [first, last, first], sampling=Sampling(8, temperature=1.0))
         assert len(asked(sampled)) == 3
 
     def test_tokens_are_counted_by_role(self):

@@ -40,7 +40,7 @@ def foresee_each(roles: Roles, transitions: list[Transition], bootstrap: str) ->
 
 def refined_actions(roles: Roles, args: NLACConfig, attempts: list[Attempt | None]) -> list[Refinement | None]:
     """Refine attempts, or where the policy is distilled, ask for what teaches it."""
-    return (question_attempts if args.policy_loss_type == "distill" else refine_attempts)(roles, attempts)
+    return (question_attempts if args.distills else refine_attempts)(roles, attempts)
 
 
 def make_examples(
@@ -59,7 +59,7 @@ def make_examples(
     if args.critic_loss_coef:
         of_critic = critic_examples(roles, samples, targets)
     if args.policy_loss_coef:
-        of_policy = policy_examples(roles, samples, refinements, distills=args.policy_loss_type == "distill")
+        of_policy = policy_examples(roles, samples, refinements, args.distills, args.policy_kl_coef > 0)
     return of_critic, of_policy
 
 

@@ -14,7 +14,7 @@ from .batches import MicroBatch
 from .head import answer_states, answer_values
 
 
-Divergence: TypeAlias = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+TaughtLoss: TypeAlias = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 def token_logps(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
@@ -69,6 +69,48 @@ class _Divergences(torch.autograd.Function):
         return differences.mul_(gradient[:, None]).to(logits.dtype), None
 
 
+def reverse_divergences(logits: torch.Tensor, teacher_logits: torch.Tensor) -> torch.Tensor:
+    """
+    Compute the divergence from the model to the teacher at every token, KL(model || teacher), in nats. The arguments
+    are those of [`token_divergences`], which computes KL(teacher || model). Over several teachers that one is least at
+    their mean, and this one where all of them agree.
+    """
+    return _ReverseDivergences.apply(logits, teacher_logits)
+
+
+class _ReverseDivergences(torch.autograd.Function):
+    """As lean as [`_Divergences`]."""
+
+    @staticmethod
+    def forward(ctx, logits, teacher_logits):
+        logps = logits.float().log_softmax(-1)
+        differences = logps - teacher_logits.float().log_softmax(-1)
+        values = torch.linalg.vecdot(logps.exp_(), differences)
+        ctx.save_for_backward(logits, teacher_logits, values)
+        return values
+
+    @staticmethod
+    def backward(ctx, gradient):
+        logits, teacher_logits, values = ctx.saved_tensors
+        logps = logits.float().log_softmax(-1)
+        differences = logps - teacher_logits.float().log_softmax(-1)
+        differences.sub_(values[:, None]).mul_(logps.exp_())
+        return differences.mul_(gradient[:, None]).to(logits.dtype), None
+
+
+def distilled(logits: torch.Tensor, labels: torch.Tensor, teacher_logits: torch.Tensor) -> torch.Tensor:
+    """Compute what a distilled policy learns by, [`token_divergences`]; the tokens themselves do not count."""
+    return token_divergences(logits, teacher_logits)
+
+
+def anchored(logits: torch.Tensor, labels: torch.Tensor, teacher_logits: torch.Tensor, kl_coef: float) -> torch.Tensor:
+    """
+    Compute what a policy learns by that is kept near the initial one: the negative log-likelihood of each token, and
+    `kl_coef` times the exact KL(policy || initial policy) there.
+    """
+    return kl_coef * reverse_divergences(logits, teacher_logits) - token_logps(logits, labels)
+
+
 def row_means(values: torch.Tensor, rows: torch.Tensor, number: int) -> torch.Tensor:
     """Average the values of tokens, `(M,)`, over each of `number` examples: `(B,)`, 0 where it has none."""
     counts = values.new_zeros(number).index_add(0, rows, torch.ones_like(values))
@@ -80,13 +122,13 @@ def batch_losses(
     batch: MicroBatch,
     teacher: Callable[[], AbstractContextManager] | None = None,
     aux_losses: list[torch.Tensor] | None = None,
-    divergence: Divergence = token_divergences,
+    taught_loss: TaughtLoss = distilled,
 ) -> torch.Tensor:
     """
     Compute the loss of each example of a batch: the negative log-likelihood of its completion, averaged over the
     tokens, in nats. Both losses of the method are of this form: L1 on the sampled Bellman target (the cross-entropy
-    part of equation 5) and L2 on the refined action (equation 6). With a `teacher`, taught tokens have in its place
-    the divergence from the model with the weights that it has within `teacher()`.
+    part of equation 5) and L2 on the refined action (equation 6). With a `teacher`, examples that have a prompt of the
+    teacher's have `taught_loss` in its place, with the distribution of the model within `teacher()`.
 
     Args:
         model (`nn.Module`):
@@ -97,8 +139,8 @@ def batch_losses(
             Makes a context in which the model has the teacher's weights.
         aux_losses (`list[torch.Tensor]`, *optional*):
             Gets the loss that balances the experts of a model with a mixture of them.
-        divergence (`Callable`, *optional*, defaults to [`token_divergences`]):
-            Divergence of the model from the teacher at every token, of the output of both.
+        taught_loss (`Callable`, *optional*, defaults to [`distilled`]):
+            Loss of every taught token, of the model's logits, the tokens and the teacher's logits.
 
     Returns:
         `torch.Tensor` of shape `(B,)`.
@@ -116,10 +158,10 @@ def batch_losses(
         labels, is_taught = batch.tokens.labels[chunk], batch.is_taught[chunk]
         if batch.teacher is None:
             return -token_logps(logits, labels)
-        divergences = divergence(logits[is_taught], taught_by.logits(numbers[chunk][is_taught]))
+        taught = taught_loss(logits[is_taught], labels[is_taught], taught_by.logits(numbers[chunk][is_taught]))
         others = -token_logps(logits[~is_taught], labels[~is_taught])
         values = torch.zeros(len(labels), device=labels.device)
-        return values.masked_scatter(is_taught, divergences).masked_scatter(~is_taught, others)
+        return values.masked_scatter(is_taught, taught).masked_scatter(~is_taught, others)
 
     values = answer_values(model, batch.tokens, value, aux_losses)  # (M,)
     losses = row_means(values, rows, number)

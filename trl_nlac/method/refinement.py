@@ -190,7 +190,11 @@ def refinement_prompts(roles: Roles, state_actions: list[Prompt], critiques: lis
 
 
 def policy_examples(
-    roles: Roles, samples: list[Sample], refinements: list[Refinement | None], distills: bool = False
+    roles: Roles,
+    samples: list[Sample],
+    refinements: list[Refinement | None],
+    distills: bool = False,
+    is_anchored: bool = False,
 ) -> list[TrainingExample | None]:
     """
     Make the examples of the policy loss (equation 6).
@@ -204,20 +208,20 @@ def policy_examples(
             The refinement in the state of each.
         distills (`bool`, *optional*, defaults to `False`):
             Whether the refinement policy's whole distribution is the target, so that the example keeps its prompt.
+        is_anchored (`bool`, *optional*, defaults to `False`):
+            Whether the initial policy's distribution is to be near, so that the example keeps the state for it.
 
     Returns:
         `list[TrainingExample | None]`: `None` where there is no refined action, and where it repeats an action that
         its critique calls wrong.
     """
-    return [
-        None
-        if refinement is None or not (distills or refinement.complies)
-        else TrainingExample(
-            "policy",
-            roles.builder.opened(sample.transition.state),
-            refinement.refined_action.token_ids,
-            transition_id=sample.transition_id,
-            teacher_prompt=roles.builder.opened(refinement.refined_action.prompt) if distills else None,
-        )
-        for sample, refinement in zip(samples, refinements, strict=True)
-    ]
+    examples: list[TrainingExample | None] = [None] * len(samples)
+    for i, (sample, refinement) in enumerate(zip(samples, refinements, strict=True)):
+        if refinement is not None and (distills or refinement.complies):
+            state, action = roles.builder.opened(sample.transition.state), refinement.refined_action
+            of_initial = state if is_anchored else None
+            taught_by = roles.builder.opened(action.prompt) if distills else of_initial
+            examples[i] = TrainingExample(
+                "policy", state, action.token_ids, transition_id=sample.transition_id, teacher_prompt=taught_by
+            )
+    return examples

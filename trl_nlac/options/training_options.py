@@ -103,6 +103,10 @@ class TrainingOptions:
             least at the mean of what different critiques advise; where outcomes are partly luck, act at a lower
             temperature than 1 afterwards. No refined action is generated; the teacher has the initial weights. Not for
             models with chains of thought, whose thoughts would be taught by one that has read the critique.
+        policy_kl_coef (`float`, *optional*, defaults to `0.1`):
+            Coefficient of KL(policy || initial policy), exact at each token of a refined action, in the policy loss:
+            without it a policy can settle on what a critic that still errs advises. It takes a pass over these tokens
+            with the initial weights; with `0` there is none. `policy_loss_type="distill"` has a teacher instead.
 
         > Parameters that control watching
 
@@ -153,6 +157,7 @@ class TrainingOptions:
     critic_loss_coef: float = 1.0
     policy_loss_coef: float = 1.0
     policy_loss_type: str = field(default="sampled", metadata={"choices": ["sampled", "distill"]})
+    policy_kl_coef: float = 0.1
 
     # Parameters that control watching
     examples: str = field(default="auto", metadata={"choices": ["auto", "given"]})

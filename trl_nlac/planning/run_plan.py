@@ -135,7 +135,7 @@ class Plan:
         held = {name: size for name, size in self._states.items() if name not in self._on_host}
         asleep = {"engine": ASLEEP if args.vllm_enable_sleep_mode else self._engine} if self._engine else {}
         answer_tokens = args.per_device_train_batch_size * self.num_losses * self.longest[1]
-        taught = args.per_device_train_batch_size * (args.policy_loss_type == "distill") * self.longest[1]
+        taught = args.per_device_train_batch_size * args.has_teacher * self.longest[1]
         answer_tokens, taught = min(answer_tokens, self.batch_tokens), min(taught, self.batch_tokens)
         passing = activations(shape, precision, self.batch_tokens, int(answer_tokens), args.gradient_checkpointing)
         peaks = passing.peaks(*loss_bytes(shape, precision, int(answer_tokens), taught))

@@ -37,10 +37,10 @@ def answers(args: NLACConfig) -> tuple[float, float]:
     critique = 1 if args.num_futures == 1 else args.num_futures + 1
     bootstrapped = {"explicit": 2, "implicit": 1, "monte_carlo": 0}[args.bootstrap]
     target = 1 + (0 if args.single_step else bootstrapped)
-    refine = 1 + critique + (args.policy_loss_type != "distill")
+    refine = 1 + critique + (not args.distills)
     if args.reasoning:
         target += 1
-        refine += args.policy_loss_type != "distill"
+        refine += not args.distills
     return target, refine
 
 
@@ -126,8 +126,7 @@ def phases(
     found.append(Phase("sync", 0, 0, 0, received / rates.bandwidth / 1e9))
     updates = args.num_updates_per_generation
     trained = updates * samples * tokens_of_transition(prompt, answer, losses, shares)
-    teaching = args.policy_loss_type == "distill"
-    computing = training_flops(shape, trained, prompt + answer, args.gradient_checkpointing, int(teaching))
+    computing = training_flops(shape, trained, prompt + answer, args.gradient_checkpointing, int(args.has_teacher))
     computing /= flops * rates.training_utilization * gpus
     passes = updates * samples / (args.per_device_train_batch_size * gpus)
     communicating = passes * _exchanged(shape, sharing, args.gradient_accumulation_steps) / rates.bandwidth / 1e9
