@@ -345,10 +345,10 @@ def test_an_error_takes_no_other_rounds_with_it(monkeypatch, caplog):
     assert isinstance(rollouts.lost, ConnectionError) and not rollouts._under_way
     assert "A round of 2 episodes, begun after step 2, is lost: ConnectionError: the server is gone" in caplog.text
     assert [episode.task["run"] for episode in rollouts.take()] == [1, 1, 3, 3]
-    assert rollouts.take_staleness() == [3.0, 1.0]
+    assert rollouts.take_staleness(4) == [3.0, 1.0]
     rollouts.play([{"run": 4}], 4, waits=True, is_last=False)
     rollouts.stop()
-    assert rollouts.lost is None and not rollouts.are_under_way and rollouts.take_staleness() == []
+    assert rollouts.lost is None and not rollouts.are_under_way and rollouts.take_staleness(4) == []
 
 
 def test_answers_beside_wait_for_their_weights():
