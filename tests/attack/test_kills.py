@@ -40,13 +40,18 @@ def test_killed_runs_end_like_one_that_was_not(tmp_path):
 
 
 def test_storms_of_signals(tmp_path):
-    """That last longer than a launcher's, from the first step or a save on: one whole checkpoint, then an end."""
+    """
+    That last longer than a launcher's, from the first step or a save on: a whole checkpoint and an end, or an end at
+    once, where the process could see no signal for a while.
+    """
     options, storm = {**SHORT, "save_total_limit": 9}, [signal.SIGTERM, signal.SIGINT] * 50
     assert run(tmp_path / "whole", **options) == 0
     for when in ("after", "saves"):
         assert run(tmp_path / when, (when, 0.0, storm), **options) != 0
-        (checkpoint,) = checkpoints(tmp_path / when).values()
-        check_manifest(checkpoint)
+        saved = list(checkpoints(tmp_path / when).values())
+        assert len(saved) <= 1
+        for checkpoint in saved:
+            check_manifest(checkpoint)
         assert run(tmp_path / when, **options) == 0
         assert differences(contents(tmp_path / when), contents(tmp_path / "whole")) == []
 
