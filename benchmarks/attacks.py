@@ -49,10 +49,15 @@ def _of_fuzz(report: dict[str, Any]) -> list[list[str]]:
 
 
 def _of_kills(report: dict[str, Any]) -> list[list[str]]:
-    kills, damages = report["kills"], report["damages"]
+    of_kinds, damages = report["kills"], report["damages"]
+    names = ("kills", "SIGKILL", "SIGTERM", "while_saving", "runs", "different_runs")
+    kills = {name: sum(kind.get(name, 0) for kind in of_kinds.values()) for name in names}
     equal = kills["runs"] - kills["different_runs"]
     happened = f"resumed until they ended, {equal} of {kills['runs']} runs equal an undisturbed one, records included"
-    attack = f"{kills['kills']} kills with SIGKILL, {kills['while_saving']} of them during a save"
+    attack = (
+        f"{kills['kills']} kills, {kills['SIGKILL']} with SIGKILL and {kills['SIGTERM']} with SIGTERM, "
+        f"{kills['while_saving']} during a save, of {len(of_kinds)} kinds of runs: {', '.join(of_kinds)}"
+    )
     rows = [[attack, happened, f"{kills['different_runs']}", "`kills.json`"]]
     for kind, counts in damages.items():
         refused = counts.get("refused, the file and the checkpoint before are named", 0)

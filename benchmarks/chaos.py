@@ -129,7 +129,9 @@ class Faulty(TextEnvironment):
         if fault == "reset_hangs":
             self.closed.wait(self.seconds)
         if fault == "reset_garbage":
-            return random.Random(number).choice([None, b"win", [], {}, 5, [{"role": "user"}], [None], "caf\udce9"])
+            return random.Random(number).choice(
+                [None, b"win", [], {}, 5, [{"role": "user", "content": 5}], [None], "caf\udce9"]
+            )
         if fault == "changes_task":
             words.append("changed")
         self.messages = [{"role": "user", "content": f"win {number}"}]

@@ -3,10 +3,11 @@
 """
 Runs that are killed at random moments, and checkpoints with damaged files: do they end like an undisturbed run?
 
-A killed run is resumed from its last checkpoint, until it ends. Its weights, target weights, replay buffer, log,
-episodes and audited samples must be those of the undisturbed run, bit for bit, except for measured times. For damages
-one file of a checkpoint is changed, and the run is resumed from it: either the result is the same again, or the run is
-refused and the message names the file. Everything else counts as a silent difference.
+Runs of five kinds get SIGKILL or SIGTERM. A killed run is resumed from its last checkpoint, until it ends. Its
+weights, target weights, replay buffer, log, episodes and audited samples must be those of the undisturbed run, bit for
+bit, except for measured times. For damages one file of a checkpoint is changed, and the run is resumed from it: either
+the result is the same again, or the run is refused and the message names the file. Everything else counts as a silent
+difference.
 """
 
 import hashlib
@@ -20,13 +21,14 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
 import torch
 
+from benchmarks.tiny_engine import BESIDE, load_tiny_engine
 from benchmarks.tiny_run import tiny_options
 from trl_nlac import NLACConfig, NLACTrainer
 from trl_nlac.environments.embedded import (
@@ -36,11 +38,21 @@ from trl_nlac.environments.embedded import (
     make_tasks,
 )
 from trl_nlac.records.folder import checkpoints
+from trl_nlac.training import build
 from trl_nlac.training.manifest import checksum
 from trl_nlac.types import RunRefused
 
 
 NUM_STEPS = 12
+KINDS = {
+    "gradient accumulation": {"gradient_accumulation_steps": 2, "samples_per_iteration": 8},
+    "kept targets": {"target_max_age": 4},
+    "distilled": {"policy_loss_type": "distill"},
+    "worker processes": {"environment_workers": "process"},
+    "played beside training": BESIDE,
+}
+Kill = tuple[str, float, Sequence[int]]  # some seconds `"after"` the start or once it `"saves"`: signals in a row
+KILLED = {-signal.SIGKILL, -signal.SIGTERM, 128 + signal.SIGTERM}  # exit codes
 DAMAGES = ("bit flip", "truncation", "deletion", "empty", "addition", "another checkpoint's")
 MEASURED = ("time/", "checkpoint/", "train_runtime", "train_s", "train_t")  # beginnings of the names of metrics
 
@@ -75,8 +87,10 @@ def make_trainer(output_dir: Path, **changes) -> NLACTrainer:
     )
 
 
-def train(output_dir: Path, kill: tuple[str, float] | None = None, **changes) -> None:
-    """Continue the run in `output_dir` to its end or to a kill, some time `"after"` the start or once it `"saves"`."""
+def train(output_dir: Path, kill: Kill | None = None, **changes) -> None:
+    """Continue the run in `output_dir` to its end or to a kill."""
+    if changes.get("use_vllm"):
+        build.load_generator = load_tiny_engine
     trainer = make_trainer(output_dir, **changes)
     if kill is not None:
         threading.Thread(target=kill_later, args=(output_dir, *kill), daemon=True).start()
@@ -84,15 +98,17 @@ def train(output_dir: Path, kill: tuple[str, float] | None = None, **changes) ->
     trainer.save_model()
 
 
-def kill_later(output_dir: Path, when: str, seconds: float) -> None:
+def kill_later(output_dir: Path, when: str, seconds: float, signals: Sequence[int]) -> None:
     while when == "saves" and not (output_dir / "_incomplete").exists():
         time.sleep(1e-3)
     time.sleep(seconds)
-    os.kill(os.getpid(), signal.SIGKILL)
+    for number in signals:
+        os.kill(os.getpid(), number)
+        time.sleep(0.01)
 
 
-def run(train: Callable[..., None], *args, **changes) -> int:
-    """Return the exit code of `train` in a separate process, forked from one that has imported everything."""
+def run(*args, **changes) -> int:
+    """Return the exit code of [`train`] in a separate process, forked from one that has imported everything."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["benchmarks.kills"])
     process = context.Process(target=train, args=args, kwargs=changes)
@@ -141,38 +157,29 @@ def differences(found: dict[str, str], expected: dict[str, str]) -> list[str]:
     return [name for name in sorted({*found, *expected}) if found.get(name) != expected.get(name)]
 
 
-def kill_runs(
-    folder: Path,
-    number: int,
-    rng: random.Random,
-    longest: float,
-    train: Callable[..., None] = train,
-    **changes,
-) -> dict[str, Any]:
+def kill_runs(folder: Path, number: int, rng: random.Random, longest: float, **changes) -> dict[str, Any]:
     """Kill runs `number` times in all, and compare those that ended with one that was not killed."""
     changes = {"save_total_limit": 2, **changes}
-    assert run(train, folder / "whole", **changes) == 0
+    assert run(folder / "whole", **changes) == 0
     expected = contents(folder / "whole")
-    num_kills, ended, kills = 0, [], Counter()
+    ended: list[list[str]] = []
+    kills: Counter[str] = Counter()
     while True:
         output_dir = folder / f"killed_{len(ended)}"
-        last = num_kills == number
-        kill = None if last else (rng.choice(["saves", "after"]), 0.0)
-        if kill is not None:
-            kill = (kill[0], rng.uniform(0, 0.15 if kill[0] == "saves" else longest))
-        code = run(train, output_dir, kill, **changes)
+        last = kills["kills"] == number
+        when, signaled = rng.choice(["saves", "after"]), rng.choice([signal.SIGKILL, signal.SIGTERM])
+        kill = None if last else (when, rng.uniform(0, 0.15 if when == "saves" else longest), [signaled])
+        code = run(output_dir, kill, **changes)
         if code == 0:
             ended.append(differences(contents(output_dir), expected))
             if last:
                 break
-        elif code == -signal.SIGKILL:
-            num_kills += 1
-            kills[kill[0]] += 1
+        elif kill is not None and code in KILLED:
+            kills += {"kills": 1, signaled.name: 1, "while_saving": when == "saves"}
         else:
             raise RuntimeError(f"{output_dir} ended with exit code {code} after {kill}")
     return {
-        "kills": num_kills,
-        "while_saving": kills["saves"],
+        **kills,
         "runs": len(ended),
         "different_runs": sum(map(bool, ended)),
         "differences": sorted({name for names in ended for name in names}),
@@ -239,14 +246,9 @@ def resume_damaged(
 
 
 def attack(kills: int = 30, longest: float = 8.0, damages: int = 60, seed: int = 0) -> dict[str, Any]:
-    """Kill runs until `longest` seconds of training, and damage so many files of each kind."""
-    rng = random.Random(seed)
-    parts = {
-        "kills": lambda folder: kill_runs(folder, kills, rng, longest),
-        "damages": lambda folder: damage_checkpoints(folder, damages, rng),
-    }
-    report: dict[str, Any] = {}
-    for name, measure in parts.items():
-        with tempfile.TemporaryDirectory() as folder:
-            report[name] = measure(Path(folder))
-    return report
+    """Kill runs of all kinds until `longest` seconds of training, and damage so many files of each kind."""
+    rng, each = random.Random(seed), -(-kills // len(KINDS))
+    with tempfile.TemporaryDirectory() as folder:
+        killed = {kind: kill_runs(Path(folder, kind), each, rng, longest, **KINDS[kind]) for kind in KINDS}
+    with tempfile.TemporaryDirectory() as folder:
+        return {"kills": killed, "damages": damage_checkpoints(Path(folder), damages, rng)}

@@ -99,6 +99,13 @@ def test_every_option_has_a_subject():
         assert sorted(sum(listed.values(), [])) == sorted(get_annotations(options).keys() - {"_VALID_DICT_FIELDS"})
 
 
+@pytest.mark.parametrize("options", OPTIONS)
+def test_docstrings_that_python_has_cleaned(options):
+    """As Python 3.13 does."""
+    cleaned = type("Cleaned", (), {"__doc__": inspect.cleandoc(options.__doc__)})
+    assert subjects(cleaned) == subjects(options)
+
+
 @pytest.mark.parametrize("name", trl_nlac.__all__)
 def test_every_public_class_is_on_a_page(name):
     pages = "\n".join(page.read_text() for page in PAGES.glob("*.md"))

@@ -228,6 +228,7 @@ class NLACTrainer(PublishedTrainer, ComparedEvaluations, RunTrainer):
         self.player = Player(self.rollouts, failures, self.rendezvous, *of_run)
         self.stateful = {
             "records": self.records,
+            "tally": self.roles.tally,
             "examples": self.examples,
             "failures": failures,
             "idle": self.idle,
@@ -379,7 +380,7 @@ class NLACTrainer(PublishedTrainer, ComparedEvaluations, RunTrainer):
         """Store episodes and record them. Returns the ids of their conversations, see [`PrioritizedReplay.add`]."""
         numbers = self.replay.add(all_conversations(episodes))
         self.records.add_episodes(episodes, numbers, self.state.global_step)
-        for age in self.rollouts.take_staleness():
+        for age in self.rollouts.take_staleness(self.state.global_step):
             self.records.metrics["rollout/staleness"].append(age)
         return numbers
 
@@ -527,14 +528,14 @@ class NLACTrainer(PublishedTrainer, ComparedEvaluations, RunTrainer):
                 self.args.save_pretrained(directory)
 
     def before_saving(self) -> None:
-        self.player.finish(self.state.global_step)
+        self.player.settle(self.state.global_step)
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
         super()._save_optimizer_and_scheduler(output_dir)
         directory, rank, writes = Path(output_dir), self.args.process_index, self.args.should_save
         batches, state = list(self._batches), self.run_state()
         save_state(directory, rank, self.replay, self.target_weights, self.initial_weights, batches, state, writes)
-        save_rows(directory, rank, self.records.rows())
+        save_rows(directory, rank, {**self.records.rows(), **self.rollouts.rows()})
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         super()._load_optimizer_and_scheduler(checkpoint)
@@ -547,6 +548,8 @@ class NLACTrainer(PublishedTrainer, ComparedEvaluations, RunTrainer):
         drop_outdated(of_process[0], state["iteration_options"], self.args, self.replay, batches)
         self._batches = deque(batches)
         self.load_run_state(state)
-        self.records.load_rows(load_rows(*of_process))
+        rows = load_rows(*of_process)
+        self.records.load_rows(rows)
+        self.rollouts.load_rows(rows)
         if not batches:
             self.records.end_iteration()

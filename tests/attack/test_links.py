@@ -14,11 +14,14 @@ from helpers.testing_utils import make_trainer
 from trl_nlac import NLACPrompts
 from trl_nlac.agent.guard import Guard
 from trl_nlac.cli.main import main
+from trl_nlac.cli.options import write_json
 from trl_nlac.cli.origin import note_origin
+from trl_nlac.environments.embedded import TINY_MODEL
 from trl_nlac.options.role_options import RoleOptions
 from trl_nlac.records.folder import set_aside
 from trl_nlac.records.lock import locked
 from trl_nlac.records.written_notes import TrainingLogCallback
+from trl_nlac.replay.prioritized_replay import PrioritizedReplay
 from trl_nlac.report import write_comparison, write_report
 from trl_nlac.training.manifest import write_manifest
 from trl_nlac.training.saving import recover
@@ -124,6 +127,11 @@ def write_run(run: Path) -> None:
     write_log(run, [training_row(step, **{"critic/loss": 1.0}) for step in (1, 2)])
 
 
+def export(buffer: Path, output: Path) -> None:
+    PrioritizedReplay(1).save(buffer)
+    assert main(["buffer", "export", str(buffer), str(output), "--model", TINY_MODEL]) == 0
+
+
 WRITERS = {
     "report": (lambda run: write_report(run), ["report.html", ".report.html.new"]),
     "comparison": (
@@ -142,6 +150,12 @@ WRITERS = {
     "log": (
         lambda run: TrainingLogCallback().on_log(State(run), State(run), None, {"loss": 1.0}),
         ["training_log.jsonl"],
+    ),
+    "figures": (lambda run: write_json(str(run / "figures.json"), {}), ["figures.json"]),
+    "buffer": (lambda run: PrioritizedReplay(1).save(run), ["episodes.parquet", "replay.json"]),
+    "conversations": (
+        lambda run: [export(run.parent / "buffer", run / f"out.{suffix}") for suffix in ("jsonl", "parquet")],
+        ["out.jsonl", "out.parquet"],
     ),
     "recovery": (recover, ["_incomplete", "_incomplete/replaced-checkpoint-9"]),
 }
@@ -174,6 +188,18 @@ def test_writers_follow_no_link(tmp_path, writer):
         if writer == "recovery" and name == "_incomplete/replaced-checkpoint-9":
             assert (run / "checkpoint-9").is_symlink()  # it moved the link, and nothing through it
         assert is_untouched(outside), name
+
+
+def test_paths_that_a_user_names(tmp_path):
+    """A link in a folder of the path is the user's way to it, and a device is not replaced."""
+    (tmp_path / "there").mkdir()
+    (tmp_path / "here").symlink_to(tmp_path / "there")
+    write_json(str(tmp_path / "here" / "figures.json"), 1)
+    assert (tmp_path / "there" / "figures.json").read_text() == "1\n"
+    for device in ("/dev/null", "/dev/fd/1"):
+        before = os.lstat(device)
+        write_json(device, 1)
+        assert os.path.samestat(before, os.lstat(device))
 
 
 def test_a_report_does_not_become_a_file_of_the_user(tmp_path):

@@ -108,7 +108,7 @@ import os
 import sys
 import threading
 
-from helpers.engine_utils import BESIDE, load_tiny_engine
+from benchmarks.tiny_engine import BESIDE, load_tiny_engine
 from helpers.testing_utils import RecordingTrainer, make_trainer
 from trl_nlac.training import build
 from trl_nlac.environments import StepResult, TextEnvironment

@@ -5,6 +5,7 @@
 
 import os
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -46,6 +47,15 @@ def cluster():
     del os.environ["RAY_ADDRESS"]
     ray.shutdown()
     cluster.shutdown()
+
+
+def test_a_cluster_that_is_not_named_is_not_joined(cluster):
+    """One that runs on this machine can be another user's."""
+    code = "import ray; from trl_nlac.episodes.ray_process import connect; connect()"
+    code += "; print('address', ray.get_runtime_context().gcs_address)"
+    environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
+    found = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=120)
+    assert "address " in found.stdout and cluster.address not in found.stdout, found.stdout + found.stderr
 
 
 def make_game(folder):

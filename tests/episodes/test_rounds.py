@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 from datasets import Dataset
-from helpers.engine_utils import TinyEngine, make_async_trainer
+from helpers.engine_utils import make_async_trainer
 from helpers.testing_utils import (
     Countdown,
     RecordingTrainer,
@@ -26,6 +26,7 @@ from helpers.testing_utils import (
 )
 from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 
+from benchmarks.tiny_engine import TinyEngine
 from trl_nlac.environments import StepResult, TextEnvironment
 from trl_nlac.environments.embedded import TINY_MODEL
 from trl_nlac.episodes import rounds
@@ -324,7 +325,7 @@ def test_only_rounds_that_would_be_too_old_are_waited_for(monkeypatch):
         assert rollouts.take() == []
     threading.Timer(0.2, ends.set).start()
     rollouts.wait(4)
-    assert len(rollouts.take()) == 1 and rollouts.take_staleness() == [4.0]
+    assert len(rollouts.take()) == 1 and rollouts.take_staleness(4) == [4.0]
 
 
 def test_an_error_takes_no_other_rounds_with_it(monkeypatch, caplog):
@@ -344,10 +345,10 @@ def test_an_error_takes_no_other_rounds_with_it(monkeypatch, caplog):
     assert isinstance(rollouts.lost, ConnectionError) and not rollouts._under_way
     assert "A round of 2 episodes, begun after step 2, is lost: ConnectionError: the server is gone" in caplog.text
     assert [episode.task["run"] for episode in rollouts.take()] == [1, 1, 3, 3]
-    assert rollouts.take_staleness() == [3.0, 1.0]
+    assert rollouts.take_staleness(4) == [3.0, 1.0]
     rollouts.play([{"run": 4}], 4, waits=True, is_last=False)
     rollouts.stop()
-    assert rollouts.lost is None and not rollouts.are_under_way and rollouts.take_staleness() == []
+    assert rollouts.lost is None and not rollouts.are_under_way and rollouts.take_staleness(4) == []
 
 
 def test_answers_beside_wait_for_their_weights():

@@ -9,12 +9,12 @@ from types import SimpleNamespace
 import peft
 import pytest
 import torch
-from helpers.engine_utils import TinyEngine
 from peft import LoraConfig, get_peft_model
 from peft.utils import save_and_load
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from benchmarks.tiny_engine import TinyEngine
 from trl_nlac.environments.embedded import TINY_MODEL
 from trl_nlac.generation.engine import Adapter, SyncedGenerator, cache_shortage
 from trl_nlac.generation.generator import Completion, Sampling

@@ -1,7 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""A server with vLLM's interface and several API processes, each of which knows only what it was told itself."""
+"""
+A server with vLLM's interface, random answers and several API processes, each of which knows only what it was told
+itself.
+"""
 
+import random
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -25,6 +29,8 @@ class APIProcesses:
             Where each load of weights came from.
         failures (`dict[str, list[int]]`):
             Statuses with which the next requests of a path are answered.
+        odd (`list[bytes | None]`):
+            Bodies of the next completions; nothing and a closed connection for `None`.
     """
 
     def __init__(self, number: int):
@@ -32,6 +38,7 @@ class APIProcesses:
         self.starts = 0
         self.loads: list[str] = []
         self.failures: dict[str, list[int]] = {}
+        self.odd: list[bytes | None] = []
         self.adapters: list[set[str]] = [set() for _ in range(number)]
         self._next = 0
         self._lock = threading.Lock()
@@ -63,6 +70,20 @@ class _Handler(JSONHandler):
         self.answer({"error": {"message": "It went wrong."}}, statuses.pop(0))
         return True
 
+    def complete(self, body) -> None:
+        odd = self.server_of_tests.odd
+        if not odd:
+            tokens = random.Random(body["seed"]).choices(range(3, 60), k=4)
+            choice = {"token_ids": [*tokens, *body["stop_token_ids"][:1]], "finish_reason": "stop"}
+            self.answer({"choices": [choice], "usage": {}})
+        elif (content := odd.pop(0)) is None:
+            self.close_connection = True
+        else:
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(content)))
+            self.end_headers()
+            self.wfile.write(content)
+
     def do_GET(self):
         server = self.server_of_tests
         if self.fails():
@@ -81,6 +102,9 @@ class _Handler(JSONHandler):
     def do_POST(self):
         server, body = self.server_of_tests, self.read()
         if self.fails():
+            return
+        if self.path == "/v1/completions":
+            self.complete(body)
             return
         if self.path == "/v1/load_lora_adapter":
             server.adapters[server.next_process()].add(body["lora_name"])

@@ -7,6 +7,7 @@ import hashlib
 import json
 import threading
 from collections import defaultdict
+from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import unquote, urlparse
@@ -21,12 +22,15 @@ class HubServer:
             Contents by repository, such as `models/me/agent`, and path.
         private (`dict[str, bool]`):
             Whether each repository was created as private.
+        on_upload (`Callable[[], None]`):
+            Called when the content of a large file arrives.
     """
 
     def __init__(self):
         self.files: dict[str, dict[str, bytes]] = defaultdict(dict)
         self.private: dict[str, bool] = {}
         self.large: dict[str, bytes] = {}  # by hash, as in Git LFS
+        self.on_upload: Callable[[], None] = lambda: None
         self.unknown: list[str] = []  # requests that are not supported here
         hub = self
 
@@ -115,6 +119,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._missing()
 
     def do_PUT(self):
+        self.server_of_files.on_upload()
         self.server_of_files.large[self.path.rpartition("/")[2]] = self.rfile.read(int(self.headers["Content-Length"]))
         self._send(200, b"", {})
 

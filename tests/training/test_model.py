@@ -3,7 +3,6 @@
 import pytest
 import torch
 from accelerate import PartialState
-from helpers.engine_utils import load_tiny_engine
 from helpers.testing_utils import assert_same, make_config, make_trainer, weights
 from peft import (
     LoraConfig,
@@ -32,6 +31,7 @@ from transformers import (
 )
 from trl import ModelConfig
 
+from benchmarks.tiny_engine import load_tiny_engine
 from trl_nlac import NLACAgent
 from trl_nlac.environments import StepResult, TextEnvironment
 from trl_nlac.environments.embedded import TINY_MODEL

@@ -232,6 +232,21 @@ class TestSignals:
         with signals.noted():
             assert not signals.received
 
+    @pytest.mark.parametrize("noted", [StopSignals().noted, closing_on_sigterm])
+    def test_a_storm_is_one_signal(self, noted):
+        """Also where it takes longer than launchers do: none of it interrupts what closes."""
+        closed = False
+        with pytest.raises(SystemExit), noted():
+            try:
+                os.kill(os.getpid(), signal.SIGTERM)
+                time.sleep(0.1)
+            finally:
+                for _ in range(14):
+                    os.kill(os.getpid(), signal.SIGTERM)
+                    time.sleep(0.05)
+                closed = True
+        assert closed
+
     def test_handlers_of_the_program_stay(self):
         def handle(number, frame):
             received.append(number)

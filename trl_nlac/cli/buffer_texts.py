@@ -15,6 +15,7 @@ from ..options.role_options import RoleOptions
 from ..prompts import NLACPrompts
 from ..replay.files import read_episodes
 from ..replay.prioritized_replay import PrioritizedReplay
+from ..written_files import replaced
 from .buffer_stats import files_of, print_counts
 from .errors import CommandError, one_line_errors, one_line_errors_of_files
 from .options import check_model, load_conversations, silence_libraries
@@ -31,11 +32,8 @@ def export_buffer(args: argparse.Namespace) -> None:
     with one_line_errors():
         episodes = (item.episode for path in paths for item in read_episodes(path))
         rows = [conversation(episode, actions) for episode in episodes]
-        output.parent.mkdir(parents=True, exist_ok=True)
-        if output.suffix == ".jsonl":
-            write_json_lines(rows, output)
-        else:
-            dataset_of(rows).to_parquet(output)
+        with replaced(output) as written:
+            write_json_lines(rows, written) if output.suffix == ".jsonl" else dataset_of(rows).to_parquet(written)
     print(f"{len(rows)} episodes written to {output}")
 
 

@@ -31,6 +31,7 @@ from ..options.environment_options import EnvironmentOptions
 from ..records.folder import checkpoints
 from ..secrets import remember_secrets
 from ..training.arguments import first_rows
+from ..written_files import replaced
 from .errors import CommandError, one_line_errors, one_line_errors_of_files
 from .parser import read_json, read_value
 
@@ -211,8 +212,8 @@ def load_rows(name: str | None, config: str | None = None, split: str = "train")
 
 def write_json(path: str, value: Any) -> None:
     """Write a result to a file, whose folder need not exist."""
-    Path(path).parent.mkdir(parents=True, exist_ok=True)
-    Path(path).write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
+    with replaced(path) as written:
+        written.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
 
 
 def load_conversations(name: str | None, split: str = "train") -> Dataset | None:

@@ -110,6 +110,18 @@ class Player:
             raise
         self.store(episodes)
 
+    def settle(self, step: int) -> None:
+        """
+        Wait for the episodes that are played beside training, for a checkpoint that keeps them: they are stored when
+        they would be without it.
+
+        Raises:
+            BaseException: If some are lost, on all processes.
+        """
+        if self.rollouts.are_beside:
+            self.wait(step, for_all=True)
+            raise_on_all(self.rollouts.lost)
+
     def finish(self, step: int) -> None:
         """
         Wait for the episodes that are played beside training, and store them. Nothing is under way then.

@@ -2,6 +2,7 @@
 
 """Environments in the processes of a Ray cluster."""
 
+import os
 from collections.abc import Callable
 
 import cloudpickle
@@ -13,9 +14,12 @@ from .text_environment import EnvironmentFailure, TextEnvironment
 
 
 def connect() -> None:
-    """Connect to the cluster that `RAY_ADDRESS` names or that this machine is part of; without one, start one here."""
+    """
+    Connect to the cluster that `RAY_ADDRESS` names, or start one here. Ray itself would join any that runs on this
+    machine, also another user's, whose answers are unpickled.
+    """
     if not ray.is_initialized():
-        ray.init(include_dashboard=False)
+        ray.init(os.environ.get("RAY_ADDRESS", "local"), include_dashboard=False)
 
 
 @ray.remote(concurrency_groups={"closing": 1})

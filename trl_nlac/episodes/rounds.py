@@ -10,9 +10,11 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 from ..method.roles import Roles
 from ..terminal import printable
-from ..types import Episode
+from ..types import Episode, Turn
 from .pool import EnvironmentPool
 from .rewards import EpisodeRewards
 from .rollout import play_episodes
@@ -48,6 +50,10 @@ class Rollouts:
     Attributes:
         lost (`BaseException`, *optional*):
             The error that ended episodes played beside training, as [`wait`] found it. All others can be taken.
+        ended (`list[Episode]`):
+            Episodes played beside training that have ended and were not returned yet. A checkpoint keeps them.
+        begun (`list[int]`):
+            Numbers of optimizer steps before the rounds that these are of.
     """
 
     lost: BaseException | None = None
@@ -57,6 +63,8 @@ class Rollouts:
         self.pool = pool
         self.roles = roles
         self.rewards = rewards
+        self.ended: list[Episode] = []
+        self.begun: list[int] = []
         self._most_tasks = 0  # that were played at the same time
 
     def wait(self, step: int, for_all: bool = False) -> None:
@@ -89,11 +97,27 @@ class Rollouts:
             `list[Episode]`: those that have ended, also of earlier tasks. Each is returned once.
         """
         self._close_others(len(tasks))
-        return play_episodes(self.pool, tasks, self.roles, rewards=self.rewards)
+        return self.take() + play_episodes(self.pool, tasks, self.roles, rewards=self.rewards)
 
-    def take_staleness(self) -> list[float]:
+    def take(self) -> list[Episode]:
+        """Return the episodes of earlier tasks that have ended. Each is returned once."""
+        ended, self.ended = self.ended, []
+        return ended
+
+    def take_staleness(self, step: int) -> list[float]:
         """Return how many optimizer steps each round that was returned since the last call was old."""
-        return []
+        staleness = [float(step - begun) for begun in self.begun]
+        self.begun.clear()
+        return staleness
+
+    def rows(self) -> dict[str, list[Any]]:
+        """Return the episodes that have ended and were not returned, as rows of a checkpoint by kind."""
+        return {"begun": self.begun, "ended": [_row(episode) for episode in self.ended]}
+
+    def load_rows(self, rows: dict[str, list[Any]]) -> None:
+        """Load rows from [`rows`]."""
+        self.begun = rows.get("begun", [])
+        self.ended = [_episode(row) for row in rows.get("ended", [])]
 
     def stop(self) -> None:
         """Give up what is under way."""
@@ -147,8 +171,6 @@ class AsyncRollouts(Rollouts):
         self.updates_per_iteration = updates_per_iteration
         self.seed = seed
         self._num_begun: Counter[int] = Counter()  # rounds, by their step
-        self._staleness: list[float] = []
-        self._ended: list[Episode] = []
         self._under_way: deque[_Round] = deque()  # oldest first, those that have ended included
         self._lock = threading.Lock()
         self._unplayed: list[_Round] = []
@@ -158,7 +180,7 @@ class AsyncRollouts(Rollouts):
     @property
     def are_under_way(self) -> bool:
         """Whether there are episodes that were not returned yet."""
-        return bool(self._under_way or self._ended)
+        return bool(self._under_way or self.ended)
 
     @property
     def are_held(self) -> bool:
@@ -173,8 +195,8 @@ class AsyncRollouts(Rollouts):
             error = oldest.episodes.exception()  # waits for the end
             self._under_way.popleft()
             if error is None:
-                self._ended += oldest.episodes.result()
-                self._staleness.append(float(step - oldest.step))
+                self.ended += oldest.episodes.result()
+                self.begun.append(oldest.step)
             else:
                 self.lost = error
                 logger.warning(
@@ -194,15 +216,6 @@ class AsyncRollouts(Rollouts):
             self.wait(step, for_all=True)
         return self.take()
 
-    def take(self) -> list[Episode]:
-        """Return the episodes of earlier tasks that have ended. Each is returned once."""
-        ended, self._ended = self._ended, []
-        return ended
-
-    def take_staleness(self) -> list[float]:
-        staleness, self._staleness = self._staleness, []
-        return staleness
-
     def play_on(self) -> None:
         """Within a session of the policy's weights: let what is under way go on with them."""
         self.roles.generator.share()
@@ -216,7 +229,7 @@ class AsyncRollouts(Rollouts):
             with self._lock:  # a thread that goes on for longer takes nothing any more
                 self._thread, self._unplayed = None, []
         self.lost = None
-        for kept in (self._under_way, self._ended, self._staleness, self._num_begun):
+        for kept in (self._under_way, self.ended, self.begun, self._num_begun):
             kept.clear()
 
     def _is_due(self, one: _Round, step: int) -> bool:
@@ -259,3 +272,15 @@ class AsyncRollouts(Rollouts):
                 episodes = iter(played)
                 for one in rounds:
                     one.episodes.set_result([next(episodes) for _ in one.tasks])
+
+
+def _row(episode: Episode) -> dict[str, Any]:
+    parts = {"turns": [vars(turn) for turn in episode.turns], "segments": [_row(one) for one in episode.segments]}
+    return {**vars(episode), **parts, "token_ids": episode.token_ids.tolist()}
+
+
+def _episode(row: dict[str, Any]) -> Episode:
+    lists = {name: tuple(row[name]) for name in ("opening", "tools", "messages")}
+    token_ids = np.array(row["token_ids"], dtype=np.int32)
+    turns, segments = (Turn(**turn) for turn in row["turns"]), (_episode(one) for one in row["segments"])
+    return Episode(**{**row, **lists, "token_ids": token_ids, "turns": tuple(turns), "segments": tuple(segments)})

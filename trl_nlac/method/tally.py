@@ -6,6 +6,7 @@ import threading
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 
 class Tally:
@@ -83,6 +84,14 @@ class Tally:
             for name, values in metrics.items():
                 self.metrics[name] += values
             self.tokens.update(tokens)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state for a checkpoint."""
+        return {"metrics": dict(self.metrics), "tokens": dict(self.tokens)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Load a state from [`Tally.state_dict`]."""
+        self.metrics, self.tokens = defaultdict(list, state["metrics"]), Counter(state["tokens"])
 
     def take(self) -> dict[str, float]:
         """Return the means of the metrics since the last call."""

@@ -2,6 +2,7 @@
 
 """What docstrings say of options: the help of each, and its subject."""
 
+import inspect
 import re
 from dataclasses import fields
 from types import MappingProxyType
@@ -10,8 +11,8 @@ from typing import TypeVar
 
 T = TypeVar("T", bound=type)
 
-_SUBJECT = re.compile(r" {8}> Parameters that control (.+)")
-_OPTION = re.compile(r" {8}(\w+) \(.+\):")
+_SUBJECT = re.compile(r" {4}> Parameters that control (.+)")
+_OPTION = re.compile(r" {4}(\w+) \(.+\):")
 _REFERENCE = re.compile(r"\[`~?(?:\w+\.)*(\w+)`\]")
 
 
@@ -41,13 +42,13 @@ def _entries(options_class: type) -> dict[str, dict[str, str]]:
     """Read the text of each option, by subject; an option before the first heading has the subject ''."""
     found: dict[str, dict[str, str]] = {}
     subject, name = "", ""
-    for line in options_class.__doc__.splitlines():
+    for line in inspect.cleandoc(options_class.__doc__).splitlines():  # Python 3.13 has cleaned it already
         if heading := _SUBJECT.fullmatch(line):
             subject, name = heading[1], ""
         elif option := _OPTION.fullmatch(line):
             name = option[1]
             found.setdefault(subject, {})[name] = ""
-        elif name and line.startswith(" " * 12):
+        elif name and line.startswith(" " * 8):
             found[subject][name] = f"{found[subject][name]} {line.strip()}".strip()
         else:
             name = ""

@@ -222,6 +222,7 @@ class Records:
             "environment_steps": self.num_environment_steps,
             "samples": self.num_samples,
             "tokens": dict(self.tokens),
+            "counted": dict(self._counted),
             "metrics": {name: [float(value) for value in values] for name, values in self.metrics.items()},
             "recorded": self.recorded,
             "health": self.health.state_dict(),
@@ -234,6 +235,7 @@ class Records:
         self.num_environment_steps = state["environment_steps"]
         self.num_samples = state["samples"]
         self.tokens = Counter(state["tokens"])
+        self._counted = Counter(state["counted"])
         self.metrics.update(state["metrics"])
         self.recorded = state["recorded"]
         self.health.load_state_dict(state["health"])

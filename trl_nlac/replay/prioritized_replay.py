@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from ..types import Episode, Sample, Transition
+from ..written_files import replaced
 from .files import StoredEpisode, episode_lengths, read_episodes, write_episodes
 from .kept_targets import KeptTargets
 from .resharding import read_share
@@ -226,10 +227,11 @@ class PrioritizedReplay:
     def save(self, directory: str | Path) -> None:
         """Write the buffer to `episodes.parquet` and `replay.json` in `directory`."""
         directory = Path(directory)
-        directory.mkdir(parents=True, exist_ok=True)
-        write_episodes(directory / "episodes.parquet", self._items())
+        with replaced(directory / "episodes.parquet") as written:
+            write_episodes(written, self._items())
         state = {"rng": self._rng.bit_generator.state, "next_id": self._next_id}
-        (directory / "replay.json").write_text(json.dumps(state))
+        with replaced(directory / "replay.json") as written:
+            written.write_text(json.dumps(state))
 
     def _items(self) -> Iterator[StoredEpisode]:
         """The episodes with their priorities and targets, oldest first."""

@@ -2,17 +2,18 @@
 
 """Stopping by a signal: Ctrl-C (SIGINT) and SIGTERM save a checkpoint first, and what is open is closed."""
 
+import math
 import os
 import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType, FunctionType
 
 
-REPEAT_SECONDS = 0.5  # within which a signal is the first one again: launchers pass on what a terminal sends to all
+REPEAT_SECONDS = 0.5  # within which a signal is the last one again: launchers pass on what a terminal sends to all
 _NOTE = (
     "\n{name}: training stops with a checkpoint at the end of the step under way, its rollout included. Another one "
     "stops it at once.\n"
@@ -34,7 +35,8 @@ def stop_at_once(number: int, frame: FrameType | None = None) -> None:
 
 class StopSignals:
     """
-    Note the first SIGINT or SIGTERM, so that training can stop in order. The second one stops it at once.
+    Note the first SIGINT or SIGTERM, so that training can stop in order. The second one stops it at once. Several in
+    quick succession are one, so that none of them ends what another has begun, such as a checkpoint.
 
     Attributes:
         received (`int`):
@@ -43,7 +45,6 @@ class StopSignals:
 
     def __init__(self):
         self.received = 0
-        self._received_at = 0.0
 
     @contextmanager
     def noted(self) -> Iterator[None]:
@@ -58,12 +59,11 @@ class StopSignals:
             stop_at_once(self.received)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
-        now = time.monotonic()
         if not self.received:
-            self.received, self._received_at = number, now
+            self.received = number
             # Python's own streams may be in the middle of a write.
             os.write(2, _NOTE.format(name=signal.Signals(number).name).encode())
-        elif now - self._received_at > REPEAT_SECONDS:
+        else:
             stop_at_once(number)
 
 
@@ -74,12 +74,26 @@ def closing_on_sigterm() -> Iterator[None]:
         yield
 
 
+class _OncePerStorm:
+    """Hands on a signal, if it is not one of several in quick succession."""
+
+    def __init__(self, handle: Callable[[int, FrameType | None], None]):
+        self.handle = handle
+        self._last = -math.inf
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        last, self._last = self._last, time.monotonic()
+        if self._last - last > REPEAT_SECONDS:
+            self.handle(number, frame)
+
+
 @contextmanager
-def _handled_by(handler, *numbers: int) -> Iterator[None]:
+def _handled_by(handle: Callable[[int, FrameType | None], None], *numbers: int) -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         numbers = ()
     previous = {number: signal.getsignal(number) for number in numbers}
     replaced = [number for number, other in previous.items() if _is_default(other)]
+    handler = _OncePerStorm(handle)
     for number in replaced:
         signal.signal(number, handler)
     try:
@@ -93,4 +107,6 @@ def _is_default(handler) -> bool:
     """Whether a handler ends the program as Python does, or is the one with which Ray replaces it in `ray.init`."""
     if isinstance(handler, FunctionType) and handler.__module__ == "ray._private.worker":
         return True
-    return handler in (signal.SIG_DFL, signal.default_int_handler, stop_at_once)
+    if isinstance(handler, _OncePerStorm):
+        return handler.handle is stop_at_once
+    return handler in (signal.SIG_DFL, signal.default_int_handler)

@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
+from operator import index
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -91,11 +92,11 @@ class ServerEngine(VLLMGeneration):
         self._check = threading.Lock()
         self._checked = (-math.inf, "")  # when the server was last asked for its id, and its answer
         self._adapters: list[Adapter] = []
-        self.max_model_length = json.loads(self._request("GET", "/v1/models"))["data"][0]["max_model_len"]
-        self._cache_counts = self._read_cache_counts()
+        self.max_model_length = self._insist(lambda: self._request("GET", "/v1/models", _length_in))
+        self._cache_counts = self._insist(self._read_cache_counts)
         if not has_adapters:
             self.vllm_client.get_server_info()  # raises if the server cannot load weights on request
-            ids = self._probe("/server_info?config_format=json", _id_in)
+            ids = self._insist(lambda: self._probe("/server_info?config_format=json", _id_in))
             if len(set(ids)) > 1:
                 raise ValueError(self._several_processes)
         if self.weights_dir is not None:
@@ -230,12 +231,10 @@ class ServerEngine(VLLMGeneration):
 
         async def complete(prompt: list[int], sampling: dict[str, Any]) -> Completion:
             body = {**common, **sampling, "prompt": prompt}
-            answer = json.loads(await self._ask(session, "POST", "/v1/completions", json=body))
-            choice, details = answer["choices"][0], answer["usage"].get("prompt_tokens_details") or {}
+            completion = await self._ask(session, "POST", "/v1/completions", _completion_in, json=body)
             if bar is not None:
                 bar.update()
-            ended = choice["finish_reason"] == "stop"
-            return Completion(choice["token_ids"], ended, details.get("cached_tokens"))
+            return completion
 
         return await asyncio.gather(*map(complete, prompts, params))
 
@@ -246,13 +245,7 @@ class ServerEngine(VLLMGeneration):
 
     def _read_cache_counts(self) -> tuple[int, int]:
         """Return the counts over all requests that the server has had, also those of others."""
-        lines = self._request("GET", "/metrics").splitlines()
-
-        def total(counter: str) -> int:
-            values = [line.split()[-1] for line in lines if line.startswith(f"vllm:prefix_cache_{counter}_total{{")]
-            return int(sum(map(float, values)))
-
-        return total("queries"), total("hits")
+        return self._request("GET", "/metrics", _cache_counts_in)
 
     # Requests
 
@@ -326,16 +319,16 @@ class ServerEngine(VLLMGeneration):
 
     def _read_server_id(self) -> str:
         """Return an id that is different for each start of a server."""
-        return _id_in(self._request("GET", "/server_info?config_format=json"))
+        return self._request("GET", "/server_info?config_format=json", _id_in)
 
     def _probe(self, path: str, read: Callable[[str], T]) -> list[T]:
         """Ask many times at once, and read each answer."""
 
-        async def ask() -> list[str]:
+        async def ask() -> list[T]:
             async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=_PROBES)) as session:
-                return await asyncio.gather(*(self._ask(session, "GET", path) for _ in range(_PROBES)))
+                return await asyncio.gather(*(self._ask(session, "GET", path, read) for _ in range(_PROBES)))
 
-        return [read(text) for text in finish(ask())]
+        return finish(ask())
 
     @property
     def _several_processes(self) -> str:
@@ -345,17 +338,22 @@ class ServerEngine(VLLMGeneration):
             "requests for all of its engines."
         )
 
-    def _request(self, method: str, path: str, **kwargs) -> str:
-        return finish(self._watched(lambda session: self._ask(session, method, path, **kwargs)))
+    def _request(self, method: str, path: str, read: Callable[[str], T] = str, **kwargs) -> T:
+        return finish(self._watched(lambda session: self._ask(session, method, path, read, **kwargs)))
 
-    async def _ask(self, session: aiohttp.ClientSession, method: str, path: str, **kwargs) -> str:
+    async def _ask(
+        self, session: aiohttp.ClientSession, method: str, path: str, read: Callable[[str], T] = str, **kwargs
+    ) -> T:
         try:
             async with session.request(method, f"{self.vllm_client.base_url}{path}", **kwargs) as response:
-                text = await response.text()
+                text = await response.text(errors="replace")
         except aiohttp.ClientError as error:
             raise _ServerLost(repr(error)) from error
         if response.status == 200:
-            return text
+            try:
+                return read(text)
+            except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+                raise _ServerLost(f"It answered {path} with what vLLM does not: {text[:200]!r}") from error
         words = f"It answered {response.status} to {path}: {text[:1000]}"
         if response.status == 500:
             raise _ServerFailed(words)
@@ -404,3 +402,25 @@ class ServerEngine(VLLMGeneration):
 
 def _id_in(server_info: str) -> str:
     return json.loads(server_info)["vllm_config"]["instance_id"]
+
+
+def _length_in(models: str) -> int:
+    return index(json.loads(models)["data"][0]["max_model_len"])
+
+
+def _completion_in(answer: str) -> Completion:
+    parsed = json.loads(answer)
+    choice, details = parsed["choices"][0], parsed["usage"].get("prompt_tokens_details") or {}
+    return Completion(
+        [index(token) for token in choice["token_ids"]],
+        choice["finish_reason"] == "stop",
+        details.get("cached_tokens"),
+    )
+
+
+def _cache_counts_in(metrics: str) -> tuple[int, int]:
+    def total(counter: str) -> int:
+        lines = [line for line in metrics.splitlines() if line.startswith(f"vllm:prefix_cache_{counter}_total{{")]
+        return int(sum(float(line.split()[-1]) for line in lines))
+
+    return total("queries"), total("hits")
