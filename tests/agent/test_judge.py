@@ -154,6 +154,12 @@ def test_a_server_that_is_gone():
     assert isinstance(failure, EnvironmentFailure) and "APIConnectionError" in str(failure)
 
 
+def test_what_is_no_conversation_is_a_failure():
+    judge = JudgeReward("http://127.0.0.1:9/v1", "Be kind.", "judge")
+    (failure,) = finish(judge([STATE], [[{"role": "tool", "content": "of nothing"}]]))
+    assert isinstance(failure, EnvironmentFailure) and "the result of a tool that nothing called" in str(failure)
+
+
 def test_training(tmp_path):
     with ChatServer(Judge()).running() as url:
         judge = JudgeReward(url, "Short answers.", "teacher", max_retries=0, cache=tmp_path / "cache.jsonl")

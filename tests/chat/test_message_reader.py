@@ -191,3 +191,13 @@ def test_a_conversation_means_the_same_through_every_entrance(messages):
             assert all(expected in reason for reason in reasons) and not log.rows, (expected, reasons)
         else:
             assert all(expected[place:] in reason for reason in reasons) and not log.rows
+
+
+def test_a_call_in_both_forms_is_one_call():
+    new = {"id": "a", "function": {"name": "look", "arguments": '{"x": 1}'}}
+    said = {"role": "assistant", "tool_calls": [new], "function_call": {"name": "look", "arguments": '{"x":1}'}}
+    read, _ = read_conversation([{"role": "user", "content": "Hi."}, said])
+    assert [call["id"] for call in read[-1]["tool_calls"]] == ["a"]
+    said["function_call"] = {"name": "look", "arguments": '{"x": true}'}
+    with pytest.raises(ValueError, match="message 1 has `tool_calls`, and another call in `function_call`"):
+        read_conversation([{"role": "user", "content": "Hi."}, said])

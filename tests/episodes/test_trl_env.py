@@ -12,6 +12,7 @@ from trl_nlac.chat.encoder import ChatEncoder
 from trl_nlac.environments import ServiceDesk, StepResult, TextEnvironment
 from trl_nlac.environments.embedded import COMPACT_PROMPTS, TINY_MODEL, make_environment
 from trl_nlac.episodes.pool import EnvironmentPool
+from trl_nlac.episodes.recorder import MalformedResult, checked_opening
 from trl_nlac.episodes.rewards import EpisodeRewards
 from trl_nlac.episodes.rollout import play_episodes
 from trl_nlac.episodes.trl_env import ToolEnvironment
@@ -502,3 +503,11 @@ def test_reward_functions_get_what_trl_gives_them(tmp_path):
     trainer.train()
     assert [entry["my/step"] for entry in trainer.state.log_history if "my/step" in entry] == [0, 1]
     assert trainer.state.log_history[0]["episode/return"] >= 1
+
+
+def test_the_prompt_goes_through_the_reader_as_it_is():
+    prompt = [{"role": "user", "content": [{"type": "text", "text": "Win"}]}]
+    assert ToolEnvironment(tools=[]).reset(prompt) == prompt
+    odd = [{"role": "user", "content": {"a": 1}}]
+    with pytest.raises(MalformedResult, match="the content of message 0 is not text"):
+        checked_opening(ToolEnvironment(tools=[]).reset(odd))

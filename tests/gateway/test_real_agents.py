@@ -3,12 +3,14 @@
 """Agents of other frameworks, unchanged: each is trained for two iterations. Packages that are missing are skipped."""
 
 import json
+import runpy
+import shutil
 import sys
 from pathlib import Path
 
 import pytest
 import torch
-from helpers.testing_utils import DESK, make_trainer, weights
+from helpers.testing_utils import DESK, TASKS, make_roles, make_trainer, play, weights
 
 from trl_nlac.chat.tool_calls import format_tool_call
 from trl_nlac.environments import AgentEnvironment
@@ -152,11 +154,11 @@ print(run_loop(json.load(sys.stdin), os.environ["OPENAI_BASE_URL"], os.environ["
 """
 
 
-def train(tmp_path, run_agent, **config) -> list[Episode]:
+def train(tmp_path, run_agent, tasks=TASKS, **config) -> list[Episode]:
     """Train for two iterations, and return the episodes."""
     environment = AgentEnvironment(run_agent)
     settings = {"action_format": None, "max_completion_length": 40, "environment_timeout": 60.0, **config}
-    trainer = make_trainer(tmp_path, settings, environment_factory=environment)
+    trainer = make_trainer(tmp_path, settings, environment_factory=environment, train_dataset=tasks)
     before = weights(trainer.model)
     trainer.train()
     episodes = trainer.replay.episodes
@@ -202,6 +204,54 @@ def test_smolagents(tmp_path, run_agent):
     episodes = train(tmp_path, run_agent, max_turns=6)
     assert len(episodes) > 8  # it writes its history in words of its own: every request is a conversation
     assert all(episode.opening[0]["role"] == "system" for episode in episodes)
+
+
+SCRIPT = runpy.run_path(str(Path(__file__).parents[2] / "examples/scripts/nlac_coding_agent.py"))
+READS = {
+    "qwen": ("run_shell_command", {"command": "cat note.txt", "description": "Read.", "is_background": False}),
+    "pi": ("read", {"path": "note.txt"}),
+    "opencode": ("read", {"filePath": "note.txt"}),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("agent", READS)
+class TestCodingAgents:
+    """Programs from npm, as `examples/scripts/nlac_coding_agent.py` starts them."""
+
+    @pytest.fixture(autouse=True)
+    def _program(self, agent):
+        if shutil.which(agent) is None:
+            pytest.skip(f"There is no program {agent!r} in PATH.")
+
+    def test_reads_a_file(self, agent):
+        roles = make_roles([format_tool_call(*READS[agent]), "It is walrus."], max_prompt_length=2**17)
+        environment = AgentEnvironment(SCRIPT["run_agent"])
+        (episode,) = play([{"agent": agent, "word": "walrus"}], environment, roles)
+        assert episode.failure is None and episode.score == 1 and episode.terminated
+        assert not episode.segments and len(episode.turns) == 2  # a title is none
+        assert "The word is walrus." in episode.turns[0].next_observation
+        assert "note.txt" in episode.opening[-1]["content"]
+
+    def test_is_trained(self, agent, tmp_path):
+        config = {"max_prompt_length": 2**17, "max_turns": 2, "episodes_per_iteration": 2}
+        config["per_device_train_batch_size"] = 2
+        episodes = train(tmp_path, SCRIPT["run_agent"], SCRIPT["make_tasks"](agent, 4), **config)
+        assert len(episodes) == 4 and all(READS[agent][0] in str(episode.tools) for episode in episodes)
+
+
+def test_another_model_is_answered_and_not_trained_on():
+    def run_agent(task, base_url, api_key):
+        from openai import OpenAI
+
+        with OpenAI(base_url=base_url, api_key=api_key) as client:
+            for name in ("small", "policy", "small"):
+                client.chat.completions.create(model=name, messages=[{"role": "user", "content": f"for {name}"}])
+        return 1.0
+
+    (episode,) = play([{}], AgentEnvironment(run_agent), make_roles(["done"]))
+    assert episode.failure is None and not episode.segments and len(episode.turns) == 1
+    assert episode.opening[-1]["content"] == "for policy"
 
 
 @pytest.mark.slow

@@ -13,11 +13,12 @@ from pathlib import Path
 
 from openai import AsyncOpenAI, OpenAIError
 
-from ..chat.tool_calls import read_call
+from ..chat.message_reader import read_conversation
+from ..chat.tool_calls import read_calls_of
 from ..episodes.text_environment import EnvironmentFailure, describe_error
 from ..generation.endpoint import OddAnswer, read_body, read_said
 from ..secrets import hide_in_text, remember_secrets
-from ..types import Message, text_of
+from ..types import Message
 
 
 logger = logging.getLogger(__name__)
@@ -145,8 +146,9 @@ class JudgeReward:
         Returns:
             `list[float | EnvironmentFailure]`: a score from 0 to 1 for each; a failure for what cannot be judged.
         """
-        texts = [transcript(*pair) for pair in zip(prompts, completions, strict=True)]
-        slots, asked = asyncio.Semaphore(self.max_concurrency), dict.fromkeys(texts)
+        texts = [_readable(*pair) for pair in zip(prompts, completions, strict=True)]
+        asked = dict.fromkeys(text for text in texts if isinstance(text, str))
+        slots = asyncio.Semaphore(self.max_concurrency)
         async with AsyncOpenAI(base_url=self.endpoint, **self._client_kwargs) as client:
             judged = await asyncio.gather(*(self._judge(client, slots, text) for text in asked))
         scores = dict(zip(asked, judged, strict=True))
@@ -155,7 +157,7 @@ class JudgeReward:
                 log_metric(f"judge/{name}", number)
             if self.cost is not None:
                 log_metric("judge/cost", self.cost)
-        return [scores[text] for text in texts]
+        return [scores.get(text, text) for text in texts]
 
     async def _judge(self, client: AsyncOpenAI, slots: asyncio.Semaphore, text: str) -> float | EnvironmentFailure:
         """Judge a conversation, or find its score."""
@@ -217,15 +219,27 @@ def parse_score(text: str) -> float | None:
 
 
 def transcript(prompt: str | list[Message], completion: str | list[Message]) -> str:
-    """Write a conversation as text for a reader."""
+    """
+    Write a conversation as text for a reader, see [`~chat.message_reader`].
+
+    Raises:
+        ValueError: If it is none.
+    """
     before = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
     after = [{"role": "assistant", "content": completion}] if isinstance(completion, str) else completion
     lines = []
-    for message in [*before, *after]:
-        calls = [read_call(call) or ("?", {}) for call in message.get("tool_calls") or []]
+    for message in read_conversation([*before, *after])[0]:
+        calls = read_calls_of(message)
         written = [f"[calls {name} with {json.dumps(arguments, ensure_ascii=False)}]" for name, arguments in calls]
-        lines.append(f"{message['role']}: " + "\n".join(part for part in (text_of(message), *written) if part))
+        lines.append(f"{message['role']}: " + "\n".join(part for part in (message["content"], *written) if part))
     return "\n\n".join(lines)
+
+
+def _readable(prompt: str | list[Message], completion: str | list[Message]) -> str | EnvironmentFailure:
+    try:
+        return transcript(prompt, completion)
+    except ValueError as error:
+        return EnvironmentFailure(f"the judge has no conversation to read: {error}")
 
 
 def _read_scores(path: Path) -> dict[str, float]:

@@ -8,6 +8,7 @@ The one reader of conversations: logs, `replay_dataset`, the requests of agents,
 |---|---|
 | the role `developer` | `system` |
 | the role `function`, a `function_call` | the result of a tool, a call of one |
+| a `function_call` beside `tool_calls` | the same call again; another one is refused |
 | several messages of the system at the beginning | one, with an empty line between the texts |
 | the last of these, where no message is the user's | the user's |
 | a message of the system after another's | the user's |
@@ -29,7 +30,7 @@ from itertools import pairwise
 from typing import Any
 
 from ..types import SPEAKERS, Message, text_of
-from .tool_calls import is_writable, read_call, results_in_order
+from .tool_calls import is_writable, read_call, results_in_order, said
 
 
 THOUGHTS = ("reasoning_content", "reasoning", "thinking")  # where messages of models have their chain of thought
@@ -111,11 +112,14 @@ def read_message(message: Message, number: int = 0) -> Message:
     if not all(isinstance(value, str) for value in names.values()):
         raise ValueError(f"message {number} has a name, an id or a chain of thought that is not text")
     read = {"role": role, "content": in_unicode(text), **{name: in_unicode(value) for name, value in names.items()}}
-    calls = message.get("tool_calls") or ([message["function_call"]] if message.get("function_call") else [])
-    if calls and role != "assistant":
+    new, old = message.get("tool_calls") or [], [message["function_call"]] if message.get("function_call") else []
+    if (new or old) and role != "assistant":
         raise ValueError(f"message {number} calls tools, and is not the assistant's")
-    if calls:
-        read["tool_calls"] = [_read_call(call, number) for call in (calls if isinstance(calls, list) else [None])]
+    calls, old_calls = ([_read_call(c, number) for c in (cs if isinstance(cs, list) else [None])] for cs in (new, old))
+    if calls and old_calls and said({"tool_calls": calls}) != said({"tool_calls": old_calls}):
+        raise ValueError(f"message {number} has `tool_calls`, and another call in `function_call`: keep one of them")
+    if calls or old_calls:
+        read["tool_calls"] = calls or old_calls
     return read
 
 

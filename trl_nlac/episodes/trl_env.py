@@ -10,7 +10,8 @@ from transformers.utils import get_json_schema
 
 from ..chat.tool_calls import format_results, parse_tool_calls
 from ..event_loop import finish
-from .text_environment import EnvironmentFailure, Message, StepResult, TextEnvironment, observed_error
+from ..types import Message, text_of
+from .text_environment import EnvironmentFailure, StepResult, TextEnvironment, observed_error
 
 
 class ToolEnvironment(TextEnvironment):
@@ -53,12 +54,13 @@ class ToolEnvironment(TextEnvironment):
 
     def reset(self, prompt: str | list[Message] | None = None, **task) -> list[Message]:
         messages = prompt if isinstance(prompt, list) else [{"role": "user", "content": prompt}]
-        messages = [{**message, "content": _prompt_text(message["content"])} for message in messages]
         row = task if prompt is None else {"prompt": prompt, **task}
         observation = None if self.environment is None else finish(self.environment.reset(**row))
-        last = messages[-1]
-        messages[-1] = {**last, "content": f"{last['content']}{_prompt_text(observation)}"}
-        return messages
+        *before, last = messages
+        text = "" if last.get("content") is None else text_of(last)
+        if observation is None or text is None:  # the reader refuses what is not text
+            return messages
+        return [*before, {**last, "content": text + _as_text(observation)}]
 
     def step(self, action: str) -> StepResult:
         calls = parse_tool_calls(action)
@@ -86,11 +88,6 @@ class ToolEnvironment(TextEnvironment):
     def close(self) -> None:
         if "_close" in dir(self.environment):
             return self.environment._close()
-
-
-def _prompt_text(content: Any) -> str:
-    """Return the text of what belongs to a prompt: empty for `None`, otherwise that of an observation."""
-    return "" if content is None else _as_text(content)
 
 
 def _as_text(observation: Any) -> str:

@@ -31,7 +31,7 @@ from ..event_loop import finish
 from ..secrets import hide_in_text
 from ..terminal import shown
 from ..types import Message
-from .chat_requests import Question, Reply, RequestRefused, reply_message, what_followed
+from .chat_requests import MODEL, Question, Reply, RequestRefused, reply_message, what_followed
 
 
 if TYPE_CHECKING:
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 
 RunAgent = Callable[[dict[str, Any], str, str], float | None | Awaitable[float | None]]
 
+OTHER_MODEL = "A small task"  # what another model than the policy says: agents ask small ones for titles
 ENDING_SECONDS = 5.0  # how long an agent that is cut has to end itself, and to be ended
 _MAX_OUTPUT = 2**16  # bytes of the output of a command that are kept
 _POLL_SECONDS = 0.02  # between looks whether a command has ended
@@ -57,7 +58,8 @@ class AgentEnvironment(TextEnvironment):
     `/chat/completions` and `/responses`, with tools and streaming, `/models`, and `/reward`, which takes `{"reward":
     ...}`. How answers are sampled is the trainer's choice: `temperature` and the like are ignored, and so is
     `tool_choice`, unless it is `"none"`. An answer that is not an action, and a call of a tool that the request does
-    not have, do not reach the agent: the policy gets a message, and is asked again.
+    not have, do not reach the agent: the policy gets a message, and is asked again. A request to another model than
+    `policy`, for a title, is answered with a fixed text, and is part of no episode.
 
     A request that does not begin with all of an earlier conversation, reply included, begins one of its own,
     which is trained on as an episode with the same final reward: of a sub-agent, or with a history that was compacted.
@@ -233,7 +235,10 @@ class _Run:
     # What the server tells, in its thread
 
     def ask(self, request: "Request") -> None:
-        """Take a question."""
+        """Take a question. One to another model than the policy is answered here, and is part of no episode."""
+        if request.question.body.get("model") not in (MODEL, None):
+            request.reply(Reply({"role": "assistant", "content": OTHER_MODEL}, 0, 0))
+            return
         self._events.put(request)
         if not self.is_open:
             self._refuse_all()
@@ -259,7 +264,7 @@ class _Run:
         """Wait for the first request. An agent that fails, or ends without one, is a failure of the environment."""
         request = self._next()
         if request is None:
-            raise EnvironmentFailure("the agent ended without a request to the model")
+            raise EnvironmentFailure(f"the agent ended without a request to the model {MODEL!r}")
         return self._open(request)
 
     def answer(self, answer: PolicyAnswer) -> StepResult:
