@@ -95,6 +95,7 @@ def plan_parser() -> Parser:
     rates = parser.add_argument_group("rates that are assumed")
     for rate in fields(Rates):
         shown = "half of what the options allow" if rate.default is None else f"{rate.default:g}"
+        shown = "unknown" if rate.name == "num_tasks" else shown
         description = f"{rate.metadata['help']} (default: {shown})"
         rates.add_argument(f"--{rate.name}", type=float, default=rate.default, help=description)
     return parser
