@@ -136,6 +136,7 @@ def play_parser() -> Parser:
     parser.add_argument("--task", metavar="JSON", help="keyword arguments of reset, in place of a dataset's row")
     parser.add_argument("--row", type=int, default=0, help="row of the dataset (default: 0)")
     parser.add_argument("--auto", action="store_true", help="do not wait for Enter")
+    parser.add_argument("--before", action="store_true", help="play the model as it was before this run trained it")
     return parser
 
 

@@ -272,9 +272,10 @@ def show(plan: Plan) -> None:
     lines_of_text += [f"Does not fit: {text}" for text in plan.problems] + [f"Mind: {text}" for text in plan.warnings]
     print(*lines_of_text, sep="\n")
     args, lengths = plan.args, plan.lengths
+    episodes = "1 episode" if args.episodes_per_iteration == 1 else f"{args.episodes_per_iteration:,} episodes"
     print(
-        f"An iteration: {args.samples_per_iteration:,} transitions, {args.episodes_per_iteration:,} "
-        f"episode{'s' * (args.episodes_per_iteration != 1)} of {lengths.turns:g} turns, prompts of {lengths.prompt:g} tokens, answers of {lengths.answer:g}."
+        f"An iteration: {args.samples_per_iteration:,} transitions, {episodes} of {lengths.turns:g} turns, prompts of "
+        f"{lengths.prompt:g} tokens, answers of {lengths.answer:g}."
     )
     console.print(_time_table(plan))
     unknown = "unknown: give --max_steps, or --num_tasks"

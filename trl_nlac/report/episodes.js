@@ -149,7 +149,7 @@ function sampleBlock(sample, q) {
       { className: "parts" },
       part("Critique at that time", sample.critique, "", ...judged),
       part("Bellman target", sample.target, "", ...verdictChips(sample.target_verdict)),
-      part("First attempt", sample.attempt, "action"),
+      part("Fresh action in the same state", sample.attempt, "action"),
       part("Its critique", sample.attempt_critique, "", ...verdictChips(sample.attempt_verdict)),
       part(kept ? "Refined action (unchanged)" : "Refined action", sample.refined_action, "action"),
     ),

@@ -25,7 +25,7 @@ function highlightCard({ title, why, episode: index, turn: number, sample: chose
     part("What happened", turn.next_observation, "", ...reward),
     part("Critique", judged.critique, "critique", ...verdictChips(judged.verdict, judged.verdict_score, judged.wrong)),
     part("Bellman target", sample?.target, "", ...verdictChips(sample?.target_verdict)),
-    part("First attempt", sample?.attempt, "action"),
+    part("Fresh action in the same state", sample?.attempt, "action"),
     part("Its critique", sample?.attempt_critique, "critique", ...verdictChips(sample?.attempt_verdict)),
     part("Refined action", sample?.refined_action, "action"),
     button,
