@@ -31,6 +31,7 @@ from pathlib import Path
 import matplotlib
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 from transformers.trainer_callback import ProgressCallback
 from trl import TrlParser
 
@@ -46,6 +47,9 @@ from trl_nlac.environments.embedded import (
     make_tasks,
 )
 from trl_nlac.records.console import ConsoleCallback
+from trl_nlac.report.highlights import find_highlights
+from trl_nlac.report.run_files import read_episodes
+from trl_nlac.terminal import printable
 
 
 matplotlib.use("Agg")
@@ -160,6 +164,32 @@ def print_table(before: dict, after: dict) -> None:
     Console().print(table)
 
 
+def print_story(run: Path) -> None:
+    """Print the same task before and after training, and what the critic said of a sample that was trained on."""
+    episodes = read_episodes(run).shown
+    highlights = {highlight.title: highlight for highlight in find_highlights(episodes, None)}
+    if not {"Before", "After"} <= highlights.keys():
+        return
+    table = Table("before", "after", title="The same task")
+    table.add_row(*[_told(episodes[highlights[title].episode]) for title in ("Before", "After")])
+    console = Console(markup=False, highlight=False)
+    console.print(table)
+    refined = highlights.get("A refinement that helped") or highlights.get("A refined action")
+    if refined is not None:
+        turn = episodes[refined.episode]["turns"][refined.turn]
+        sample = turn["samples"][refined.sample]
+        console.print("What the agent learned from:", style="bold")
+        names = {"attempt": "it would do", "attempt_critique": "critic", "refined_action": "it learns to do"}
+        console.print(*[f"{label}: {printable(sample[name])}" for name, label in names.items()], sep="\n")
+
+
+def _told(episode: dict) -> Text:
+    lines = [episode["prompt"]]
+    for turn in episode["turns"]:
+        lines += [f"> {turn.get('action', turn.get('text', ''))}", turn.get("next_observation", "")]
+    return Text(printable("\n".join(lines)))
+
+
 def main():
     # The defaults of other options depend on these two, from the command line or the file of `--config`.
     first = TrlParser((QuickstartArguments,), add_help=False)
@@ -218,13 +248,14 @@ def main():
     environment = "trl_nlac.environments.embedded:demo_environment"
     note_origin(output_dir, [environment], keywords, str(output_dir / "tasks.jsonl"), options=training_args)
     print_table(evaluations[0], evaluations[-1])
+    print_story(output_dir)
     print(f"""
 Trained for {seconds:.0f} s. {output_dir} has the model, learning_curve.png, results.json and the records of the run.
 
     # a page with curves, and episodes with their critiques and targets
     trl-nlac report {output_dir}
-    # watch the agent play
-    trl-nlac play {output_dir} --refine 1 {origin_flags(output_dir)}
+    # watch the agent play; with --before, the model that was not trained yet
+    trl-nlac play {output_dir} --refine 1 --before {origin_flags(output_dir)}
 
 Your own environment is a class with `reset(**task)` and `step(action)`:
 

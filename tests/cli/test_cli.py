@@ -30,11 +30,13 @@ from trl_nlac.cli.options import (
 )
 from trl_nlac.cli.origin import fill_from_run, note_origin, origin_flags
 from trl_nlac.cli.parser import Parser
-from trl_nlac.cli.parsers import add_agent_arguments
+from trl_nlac.cli.parsers import add_agent_arguments, play_parser
+from trl_nlac.cli.play import _take_untrained
 from trl_nlac.cli.train import find_checkpoint
 from trl_nlac.environments.embedded import TINY_MODEL
 from trl_nlac.episodes.logs import load_logs
 from trl_nlac.options.environment_options import EnvironmentOptions
+from trl_nlac.report.shown_notes import read_settings
 
 
 ROOT = Path(__file__).parents[2]
@@ -134,6 +136,12 @@ class TestTrain:
         printed = capsys.readouterr().out
         assert '{"number": 2}' in printed and "from 1 to 7" in printed and "turn 2" in printed
         assert "[bold]That is no number.[/bold]" in printed and "truncated after 2 turns, return 0.25" in printed
+
+        assert main([*shlex.split(play)[1:], "--before", "--auto"]) == 0
+        assert "after 2 turns" in capsys.readouterr().out
+        args = play_parser().parse_args(["run", "--before"])
+        _take_untrained(args)
+        assert args.model == read_settings(folder / "run").model and "max_turns=2" in args.option
 
         assert main(["train", "--config", "run.yaml", "--max_steps", "4", "--resume_from_checkpoint", "last"]) == 0
         lines = [json.loads(line) for line in (folder / "run" / "training_log.jsonl").read_text().splitlines()]

@@ -21,6 +21,7 @@ from trl_nlac.cli.errors import CommandError
 from trl_nlac.cli.main import main
 from trl_nlac.environments.embedded import TINY_MODEL
 from trl_nlac.environments.embedded.service_desk import VALUES, format_call
+from trl_nlac.report.rendering import write_page
 
 
 SHORT = ["--max_completion_length", "32", "--num_critiques", "12", "--num_findings", "2", "--action_format", "text"]
@@ -161,6 +162,11 @@ def test_only_a_report(logs, capsys, monkeypatch):
     assert report["logs"]["outcomes"]["failures"] == 4 and report["after"] is None
     assert numbers == [2]  # findings
     page = Path("report/report.html").read_text()
+    assert "None." not in page
+    for readable, words in ((0.0, "No critique of the held-out steps can be read"), (0.5, "says no to no step")):
+        report["before"] |= {"findings": [], "critic": {"readable": readable}}
+        path = write_page(Path("other.html"), "improvement.html.jinja", ("page.css",), (), {}, report=report)
+        assert words in path.read_text()
     assert "<script>x" not in page and key not in page and not Path("report/model").exists()
 
 

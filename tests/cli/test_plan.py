@@ -274,3 +274,19 @@ def test_json(capsys):
 def test_errors(words, message, capsys):
     assert main(["plan", *words.split()]) == 2
     assert message in capsys.readouterr().err
+
+
+def test_a_plan_ends_with_a_command_that_fits(capsys):
+    """Two changes where one is not enough: with the command's options the plan fits."""
+    words = "--model_name_or_path Qwen/Qwen2.5-7B-Instruct --use_peft True --dtype bfloat16 --gpus 1x24GB"
+    words = f"{words} --num_tasks 100"
+    plan, _ = plan_of(words)
+    assert not plan.fits and not any(other.fits for _, other in plan.remedies)
+    assert main(["plan", *words.split()]) == 0
+    printed = capsys.readouterr().out
+    command = printed.splitlines()[-1].strip()
+    again, _ = plan_of(f"{command.removeprefix('trl-nlac train ')} --gpus 1x24GB")
+    assert command.startswith("trl-nlac train --accelerate_config single_gpu") and again.fits
+    hours = plan.args.num_train_epochs * 100 / plan.args.episodes_per_iteration
+    assert plan.hours == pytest.approx(hours * sum(phase.seconds for phase in plan.iteration) / 3600)
+    assert f"in hours: {plan.hours:,.1f}." in printed and "cache: keys and values" in printed

@@ -65,3 +65,15 @@ def test_a_refinement_helped_if_an_episode_shows_it(tmp_path):
     write_episodes(tmp_path, [make_row(**others, **task)], 10)
     highlight, episode = highlights(tmp_path)["A refinement that helped"]
     assert episode["number"] == 0 and "An episode of step 9 of the same task" in highlight.why
+
+
+def test_the_same_task_before_and_after(tmp_path):
+    """One that failed in the first evaluation and succeeded in the last, both on the page, and first on it."""
+    for step in (0, 10, 20):
+        rows = [make_row(i, step=step, success=step > 10 * i, prompt=f"task {i}", task=str(i)) for i in range(3)]
+        write_episodes(tmp_path, rows, step, kind="eval")
+    found = highlights(tmp_path)
+    assert list(found)[:2] == ["Before", "After"] and "The first success" not in found
+    (_, before), (_, after) = found["Before"], found["After"]
+    assert before["task"] == after["task"] == "0"
+    assert [(e["step"], e["outcome"]) for e in (before, after)] == [(0, "failure"), (20, "success")]

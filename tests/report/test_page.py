@@ -307,15 +307,15 @@ class TestBrowser:
             return found;
             """,
         )
-        success, wrong, refined = found["cards"]
-        assert success.startswith("The first success") and "in evaluation, at step 10" in success
+        before, after, refined, wrong = found["cards"]
+        assert before.startswith("Before") and after.startswith("After") and "at step 20: it succeeded" in after
         for words in ("Critique", "all ends well", "Bellman target", "a door closes", "better idea", "knock before"):
             assert words in wrong and words in refined, words
         assert found["cells"] == [["task", "0", "10", "20"], ["0 task 0", "✕", "✓", "✓"], ["1 task 1", "✕", "✕", "✓"]]
         assert "Success" in found["preview"]  # of the first of the list
         assert found["keys"] == ["#episode=5", "#episode=6", "#episode=5", ""] and found["focus"] == "q"
         assert "step\n10" in found["opened"][0] and found["opened"][1] == 3
-        assert "step\n0" in found["first"] and "step\n10" in found["card"]
+        assert "step\n0" in found["first"] and "step\n0" in found["card"]
 
     def test_in_a_notebook(self, tmp_path):
         """The frame has no address and no origin of its own: episodes open all the same, and nothing is reached."""

@@ -95,6 +95,7 @@ def plan_parser() -> Parser:
     rates = parser.add_argument_group("rates that are assumed")
     for rate in fields(Rates):
         shown = "half of what the options allow" if rate.default is None else f"{rate.default:g}"
+        shown = "unknown" if rate.name == "num_tasks" else shown
         description = f"{rate.metadata['help']} (default: {shown})"
         rates.add_argument(f"--{rate.name}", type=float, default=rate.default, help=description)
     return parser
@@ -135,6 +136,7 @@ def play_parser() -> Parser:
     parser.add_argument("--task", metavar="JSON", help="keyword arguments of reset, in place of a dataset's row")
     parser.add_argument("--row", type=int, default=0, help="row of the dataset (default: 0)")
     parser.add_argument("--auto", action="store_true", help="do not wait for Enter")
+    parser.add_argument("--before", action="store_true", help="play the model as it was before this run trained it")
     return parser
 
 

@@ -19,7 +19,7 @@ from ..nlac_config import NLACConfig
 from ..options.generation_options import GenerationOptions
 from ..planning.memory import Sharing
 from ..planning.rates import Rates
-from ..planning.run_plan import HIGHEST_RANK, Machines, Plan
+from ..planning.run_plan import HIGHEST_RANK, Machines, Plan, as_text
 from ..planning.shape import ModelShape, model_shape
 from ..training.model import adapter_config
 from .errors import CommandError, one_line_errors, one_line_errors_of_files
@@ -37,6 +37,15 @@ MOMENTS = {
     "step": "optimizer step",
     "generation": "generation, with target weights",
 }
+PARTS = {  # what a word of the table means
+    "activations": "what the forward pass keeps",
+    "layer": "what the backward pass computes in a layer",
+    "loss": "logits and their gradients",
+    "step": "temporary values of the optimizer",
+    "cache": "keys and values of what is generated at once",
+    "prompts": "the first pass over prompts that are answered at once",
+    "weights set aside": "the model's own, while target weights are in it",
+}
 WIDTH = 110  # columns of what is printed
 
 
@@ -46,8 +55,20 @@ def run(words: list[str]) -> None:
     lines = launch_lines(plan, names, others)
     if args.json:
         print(json.dumps(as_json(plan, lines), indent=2))
-    else:
-        show(plan, lines)
+        return
+    show(plan)
+    found = ({}, plan) if plan.fits else plan.fitting
+    if found is None:
+        print("No change of these options, and no two together, fit. Take a smaller model, adapters or more memory.")
+        return
+    changes, fitting = found
+    if changes:
+        names |= {name: value for name, value in changes.items() if name in names}
+        options = {name: value for name, value in changes.items() if name not in names}
+        words = [word for name, value in options.items() for word in (f"--{name}", str(value))]
+        lines = launch_lines(fitting, names, [*others, *words])
+        print(f"With {as_text(changes)} it fits; {fitting.margin / 1e9:.1f} GB are left.")
+    print("Start it with:", *(f"  {line}" for line in lines), sep="\n")
 
 
 def make_plan(args: argparse.Namespace, words: list[str]) -> tuple[Plan, dict[str, str]]:
@@ -221,6 +242,7 @@ def as_json(plan: Plan, lines: list[str]) -> dict:
         "asked_tokens": plan.asked_tokens if plan.args.use_vllm else None,
         "iteration": [phase._asdict() for phase in plan.iteration],
         "longest_phase": max(plan.iteration, key=lambda phase: phase.seconds).name,
+        "hours": plan.hours,
         "remedies": {text: other.peak / gb for text, other in plan.remedies},
         "launch": lines,
     }
@@ -233,7 +255,7 @@ def _checkpointing(plan: Plan) -> dict[str, Plan]:
     }
 
 
-def show(plan: Plan, lines: list[str]) -> None:
+def show(plan: Plan) -> None:
     """Print the plan."""
     console = Console(width=WIDTH, highlight=False, markup=False)
     console.print(_memory_table(plan))
@@ -248,20 +270,17 @@ def show(plan: Plan, lines: list[str]) -> None:
             f"A vLLM engine's cache holds {plan.cache_tokens:,} tokens; a batch asks for {plan.asked_tokens:,.0f}."
         )
     lines_of_text += [f"Does not fit: {text}" for text in plan.problems] + [f"Mind: {text}" for text in plan.warnings]
-    if not plan.fits:
-        for text, other in plan.remedies[:6]:
-            result = f"fits, {other.margin / 1e9:.1f} GB are left" if other.fits else "does not fit yet"
-            lines_of_text.append(f"With {text}: {other.peak / 1e9:.1f} GB, {result}.")
     print(*lines_of_text, sep="\n")
     args, lengths = plan.args, plan.lengths
+    episodes = "1 episode" if args.episodes_per_iteration == 1 else f"{args.episodes_per_iteration:,} episodes"
     print(
-        f"An iteration: {args.samples_per_iteration:,} transitions, {args.episodes_per_iteration:,} episodes of "
-        f"{lengths.turns:g} turns, prompts of {lengths.prompt:g} tokens, answers of {lengths.answer:g}."
+        f"An iteration: {args.samples_per_iteration:,} transitions, {episodes} of {lengths.turns:g} turns, prompts of "
+        f"{lengths.prompt:g} tokens, answers of {lengths.answer:g}."
     )
     console.print(_time_table(plan))
+    unknown = "unknown: give --max_steps, or --num_tasks"
+    print(f"The whole run, in hours: {unknown if plan.hours is None else f'{plan.hours:,.1f}'}.")
     print("Assumed:", *(f"  {text}" for text in plan.assumed), sep="\n")
-    if plan.fits:
-        print("Start it with:", *(f"  {line}" for line in lines), sep="\n")
 
 
 def _memory_table(plan: Plan) -> Table:
@@ -273,7 +292,8 @@ def _memory_table(plan: Plan) -> Table:
     names = list(dict.fromkeys(name for parts in plan.memory.values() for name in parts))
     for name in names:
         sizes = [parts.get(name) for parts in plan.memory.values()]
-        table.add_row(name, *("" if size is None else f"{size / 1e9:.1f}" for size in sizes))
+        label = f"{name}: {PARTS[name]}" if name in PARTS else name
+        table.add_row(label, *("" if size is None else f"{size / 1e9:.1f}" for size in sizes))
     table.add_section()
     sums = [sum(parts.values()) for parts in plan.memory.values()]
     table.add_row("sum", *(f"{size / 1e9:.1f}" for size in sums))

@@ -6,6 +6,7 @@ import json
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,11 +21,14 @@ from ..episodes.recorder import EpisodeRecorder, checked_reward, checked_step
 from ..episodes.rollout import policy_answer
 from ..episodes.text_environment import StepResult, TextEnvironment, describe_error, with_seed
 from ..episodes.worker import EnvironmentWorker
+from ..options.role_options import RoleOptions
+from ..prompts import PROMPTS_FILE
+from ..report.shown_notes import read_settings
 from ..terminal import printable
 from ..types import Answer, Judgement, Prompt
 from .errors import CommandError, one_line_errors
 from .options import load_player, load_rows, read_json
-from .origin import fill_from_run
+from .origin import fill_from_run, run_of
 from .parsers import play_parser
 
 
@@ -32,6 +36,8 @@ def run(words: list[str]) -> None:
     args = play_parser().parse_args(words)
     fill_from_run(args)
     task = read_json(args.task) if args.task else _row(args)
+    if args.before:
+        _take_untrained(args)
     agent, pool, rewards = load_player(args)
     with one_line_errors():
         name, keywords, schemas = pool.route(task)
@@ -76,6 +82,19 @@ def run(words: list[str]) -> None:
     how = "terminated" if recorder.terminated else "truncated" if recorder.truncated else "stopped"
     turns = "1 turn" if recorder.num_answers == 1 else f"{recorder.num_answers} turns"
     show.text("end", f"{how} after {turns}, return {score:g}", "bold")
+
+
+def _take_untrained(args) -> None:
+    """Name the model that the run began with, and keep the prompts and options of the run's roles."""
+    run = run_of(args.model)
+    base = read_settings(run).model
+    if base is None:
+        raise CommandError(f"--before: {run} does not say with which model it began. Name that model in its place.")
+    options = vars(RoleOptions.from_pretrained(args.model))
+    args.option = [*(f"{name}={json.dumps(value)}" for name, value in options.items()), *args.option]
+    saved = Path(args.model, PROMPTS_FILE)
+    args.prompts = args.prompts or (str(saved) if saved.is_file() else None)
+    args.model = base
 
 
 @contextmanager

@@ -22,3 +22,4 @@ class Rates:
     prompt_tokens: float | None = _rate(None, "mean tokens of a prompt")
     answer_tokens: float | None = _rate(None, "mean tokens of an answer")
     turns: float | None = _rate(None, "mean turns of an episode")
+    num_tasks: float | None = _rate(None, "number of tasks, for the hours of a run by epochs")

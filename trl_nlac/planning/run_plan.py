@@ -310,8 +310,33 @@ class Plan:
     def remedies(self) -> list[tuple[str, "Plan"]]:
         """Options that make it fit, or lower a peak that is too high by a fiftieth at least; the best first."""
         limit = 0.98 * self.peak if self.margin < 0 else 0
-        plans = [(text, plan) for text, plan in self._changes() if plan.peak < limit or plan.fits]
+        plans = [(as_text(options), plan) for options, plan in self._changes() if plan.peak < limit or plan.fits]
         return sorted(plans, key=lambda change: (not change[1].fits, change[1].peak))
+
+    @property
+    def fitting(self) -> tuple[dict[str, Any], "Plan"] | None:
+        """The first change that fits, or pair of changes, with its plan."""
+        singles = list(self._changes())
+        pairs = (
+            ({**options, **more}, pair)
+            for options, plan in singles
+            for more, pair in plan._changes()
+            if not more.keys() & options.keys()
+        )
+        return next((change for change in (*singles, *pairs) if change[1].fits), None)
+
+    @property
+    def hours(self) -> float | None:
+        """Hours of the whole run; `None` where neither `max_steps` nor the number of tasks is known."""
+        args, tasks = self.args, self.rates.num_tasks
+        if args.max_steps > 0:
+            iterations = args.max_steps * args.global_batch_size
+            iterations /= args.samples_per_iteration * args.num_updates_per_generation
+        elif tasks:
+            iterations = args.num_train_epochs * tasks / args.episodes_per_iteration
+        else:
+            return None
+        return iterations * sum(phase.seconds for phase in self.iteration) / 3600
 
     @property
     def _model_length(self) -> int:
@@ -334,13 +359,10 @@ class Plan:
         is_shorter = not plan._starts and longest < plan._model_length
         return {**options, "vllm_max_model_length": longest} if is_shorter else options
 
-    def _changed(self, options: dict[str, Any]) -> tuple[str, "Plan"]:
-        return ", ".join(f"{name}: {value}" for name, value in options.items()), self.with_options(**options)
-
-    def _changes(self) -> Iterator[tuple[str, "Plan"]]:
+    def _changes(self) -> Iterator[tuple[dict[str, Any], "Plan"]]:
         shorter = self._started({})
         if shorter:
-            yield self._changed(shorter)
+            yield shorter, self.with_options(**shorter)
             if self.with_options(**shorter).fits:
                 return
         args, batch = self.args, self.args.per_device_train_batch_size
@@ -357,13 +379,20 @@ class Plan:
             options += [sleeps] if sleeps else []
             options += [{**sleeps, "vllm_gpu_memory_utilization": share / 10} for share in range(2, 9)]
         elif not args.use_vllm:
-            shared = {"use_vllm": True, "vllm_mode": "colocate", "vllm_enable_sleep_mode": True}
-            options += [{**shared, "vllm_gpu_memory_utilization": share / 10} for share in range(4, 8)]
             sizes = (2**n for n in range(6, -1, -1) if 2**n < self.sequences)
             options += [{"max_generation_batch_size": size} for size in sizes]
-        plans = [self._changed(self._started(changes)) for changes in options]
+        options += [{"max_prompt_length": 2**n} for n in (12, 11) if 2**n < self.longest[0]]
+        if not args.use_vllm:
+            shared = {"use_vllm": True, "vllm_mode": "colocate", "vllm_enable_sleep_mode": True}
+            options += [{**shared, "vllm_gpu_memory_utilization": share / 10} for share in range(4, 8)]
+        for changes in map(self._started, options):
+            yield changes, self.with_options(**changes)
         if self.sharing.kind in ("ddp", "zero2"):
-            plans.append(("--accelerate_config zero3", replace(self, sharing=replace(self.sharing, kind="zero3"))))
+            yield {"accelerate_config": "zero3"}, replace(self, sharing=replace(self.sharing, kind="zero3"))
         if self.loaded == 4 and self.shape.has_adapters:
-            plans.append(("dtype: bfloat16", replace(self, loaded=2)))
-        yield from plans
+            yield {"dtype": "bfloat16"}, replace(self, loaded=2)
+
+
+def as_text(options: dict[str, Any]) -> str:
+    """Write options as in a file of a run."""
+    return ", ".join(f"{name}: {value}" for name, value in options.items())

@@ -92,6 +92,15 @@ function textBlock(text, wanted, kind = "") {
   return el("div", {}, block, button);
 }
 
+/** Create the block of a refined action, with the words marked that the action before it did not have. */
+function refinedBlock(text, before, wanted) {
+  const known = new Set((before ?? text).split(/\s+/));
+  if (wanted || text.length > LONG.characters) return textBlock(text, wanted, "action");
+  const pieces = visible(text).split(/(\s+)/);
+  const marks = pieces.map((word) => (word.trim() && !known.has(word) ? el("mark", {}, word) : word));
+  return el("div", { className: "text action", dir: "auto" }, ...marks);
+}
+
 function chip(text, kind = "", title = "") {
   return el("span", { className: `chip ${kind}`, title }, text);
 }
@@ -138,7 +147,11 @@ function sampleBlock(sample, q) {
           "div",
           {},
           el("div", { className: "label" }, label, ...notes.filter(Boolean)),
-          text === undefined ? null : textBlock(text, q, kind),
+          text === undefined
+            ? null
+            : kind === "refined"
+              ? refinedBlock(text, sample.attempt, q)
+              : textBlock(text, q, kind),
         );
   return el(
     "details",
@@ -149,9 +162,9 @@ function sampleBlock(sample, q) {
       { className: "parts" },
       part("Critique at that time", sample.critique, "", ...judged),
       part("Bellman target", sample.target, "", ...verdictChips(sample.target_verdict)),
-      part("First attempt", sample.attempt, "action"),
+      part("Fresh action in the same state", sample.attempt, "action"),
       part("Its critique", sample.attempt_critique, "", ...verdictChips(sample.attempt_verdict)),
-      part(kept ? "Refined action (unchanged)" : "Refined action", sample.refined_action, "action"),
+      part(kept ? "Refined action (unchanged)" : "Refined action", sample.refined_action, "refined"),
     ),
   );
 }

@@ -1,3 +1,5 @@
+const MOST_EARLIER = 3; // turns before the last one of an episode that a card tells
+
 /** Create the card of a highlight: the situation, and what critic, target and refinement made of it. */
 function highlightCard({ title, why, episode: index, turn: number, sample: chosen }, open) {
   const episode = data.episodes[index];
@@ -10,9 +12,19 @@ function highlightCard({ title, why, episode: index, turn: number, sample: chose
   const part = (label, text, kind, ...notes) =>
     text === undefined
       ? null
-      : el("div", {}, el("div", { className: "label" }, label, ...notes.filter(Boolean)), textBlock(text, "", kind));
+      : el(
+          "div",
+          {},
+          el("div", { className: "label" }, label, ...notes.filter(Boolean)),
+          kind === "refined" ? refinedBlock(text, sample?.attempt, "") : textBlock(text, "", kind),
+        );
   const reward = turn.reward ? [chip(`reward ${format(turn.reward)}`, turn.reward > 0 ? "yes" : "no")] : [];
   const judged = sample ?? turn;
+  const isShort = chosen === null && number > 0 && number <= MOST_EARLIER;
+  const earlier = (isShort ? episode.turns.slice(0, number) : []).flatMap((told) => [
+    part("Action", told.action, "action"),
+    part("What happened", told.next_observation, ""),
+  ]);
   const button = el("button", { type: "button", className: "quiet" }, "Open the whole episode");
   button.addEventListener("click", () => open(index));
   return el(
@@ -20,14 +32,15 @@ function highlightCard({ title, why, episode: index, turn: number, sample: chose
     { className: "highlight" },
     el("h3", {}, title),
     el("p", { className: "note" }, why),
-    part("Observation", observation, "short"),
+    part("Observation", isShort ? episode.prompt : observation, "short"),
+    ...earlier,
     part("Action", turn.action, "action"),
     part("What happened", turn.next_observation, "", ...reward),
     part("Critique", judged.critique, "critique", ...verdictChips(judged.verdict, judged.verdict_score, judged.wrong)),
     part("Bellman target", sample?.target, "", ...verdictChips(sample?.target_verdict)),
-    part("First attempt", sample?.attempt, "action"),
+    part("Fresh action in the same state", sample?.attempt, "action"),
     part("Its critique", sample?.attempt_critique, "critique", ...verdictChips(sample?.attempt_verdict)),
-    part("Refined action", sample?.refined_action, "action"),
+    part("Refined action", sample?.refined_action, "refined"),
     button,
   );
 }

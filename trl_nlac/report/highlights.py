@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""What to look at first: the first success, a mistake of the critic, and a refinement."""
+"""What to look at first: a task before and after, a mistake of the critic, and a refinement."""
 
 from collections.abc import Iterator
 from typing import Any, NamedTuple
@@ -23,8 +23,32 @@ def find_highlights(episodes: list[dict[str, Any]], first_success: int | None) -
     Choose at most one highlight of each kind among the episodes of the page, of which `first_success` is the first one
     of the run that succeeded.
     """
-    found = [_success(episodes, first_success), _mistake(episodes), _refinement(episodes)]
-    return [highlight for highlight in found if highlight is not None]
+    found = [_refinement(episodes), _mistake(episodes)]
+    opening = before_and_after(episodes) or [_success(episodes, first_success)]
+    return [highlight for highlight in (*opening, *found) if highlight is not None]
+
+
+def before_and_after(episodes: list[dict[str, Any]]) -> list[Highlight]:
+    """Choose a task that failed in the first evaluation and succeeded in the last; empty if there is none."""
+    played = [(i, e) for i, e in enumerate(episodes) if e["split"] == "eval" and e["turns"]]
+    steps = sorted({episode["step"] for _, episode in played})
+    if len(steps) < 2:
+        return []
+    won = {_task(e): i for i, e in played if e["step"] == steps[-1] and e["outcome"] == "success"}
+    lost = [
+        (i, won[_task(e)])
+        for i, e in played
+        if e["step"] == steps[0] and e["outcome"] == "failure" and _task(e) in won
+    ]
+    if not lost:
+        return []
+    titles = {"Before": "failed", "After": "succeeded"}
+    return [
+        Highlight(
+            title, f"The same task at step {episodes[i]['step']:,}: it {how}.", i, len(episodes[i]["turns"]) - 1, None
+        )
+        for (title, how), i in zip(titles.items(), lost[0], strict=True)
+    ]
 
 
 def _success(episodes: list[dict[str, Any]], index: int | None) -> Highlight | None:
