@@ -23,7 +23,7 @@ from trl_nlac.training.target_reuse import TargetReuse
 
 RECIPES = Path(trl_nlac.__file__).parent / "recipes"
 STEP = 0.05  # by how much of the error a draw moves the value of its state
-PROCESSES = {"lora_1gpu": 1, "zero3_vllm_8gpu": 8, "zero3_server_16gpu": 8}
+PROCESSES = {"lora_1gpu": 1, "thrifty": 1, "zero3_vllm_8gpu": 8, "zero3_server_16gpu": 8}
 
 
 class Critic(nn.Module):
@@ -79,7 +79,7 @@ def test_the_default(tmp_path):
 
 
 # The paper's 30 iterations are no more than its turns, and a success moves by one step in an iteration.
-@pytest.mark.parametrize("recipe", ["lora_1gpu", "zero3_vllm_8gpu", "zero3_server_16gpu"])
+@pytest.mark.parametrize("recipe", ["lora_1gpu", "thrifty", "zero3_vllm_8gpu", "zero3_server_16gpu"])
 def test_recipes(recipe, tmp_path):
     options = yaml.safe_load((RECIPES / f"{recipe}.yaml").read_text())
     own = {name: value for name, value in options.items() if name in NLACConfig.__dataclass_fields__}
