@@ -59,7 +59,8 @@ def test_mistakes_are_told_without_the_libraries():
 def test_commands_that_only_read_files(tmp_path):
     write_log(tmp_path / "run", [training_row(2)])
     PrioritizedReplay(4).save(tmp_path / "buffer")
-    run_all([["report", str(tmp_path / "run")], ["env"], ["buffer", "stats", str(tmp_path / "buffer")]])
+    others = [["env"], ["init", str(tmp_path / "task")], ["buffer", "stats", str(tmp_path / "buffer")]]
+    run_all([["report", str(tmp_path / "run")], *others])
     assert (tmp_path / "run" / "report.html").is_file()
 
 

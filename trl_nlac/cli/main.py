@@ -20,6 +20,7 @@ from .train_arguments import TrainArguments
 
 
 COMMANDS = {
+    "init": "write an environment, tasks and a recipe to begin with",
     "train": "train an agent in an environment",
     "plan": "does a run fit the machines, and how long does an iteration take",
     "preflight": "try one iteration of a run, and say whether it can learn",
@@ -38,7 +39,7 @@ MAX_MESSAGE = 4000  # characters of an error: it can quote what others wrote
 
 PARSERS = {name: vars(parsers)[f"{name}_parser"] for name in COMMANDS}
 TAKES_TRAINING = ("train", "plan", "preflight", "improve")  # the options of a training, too
-LIGHT = ("report", "buffer", "env")  # no model is loaded
+LIGHT = ("init", "report", "buffer", "env")  # no model is loaded
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -35,6 +35,15 @@ as often as the policy's. It also says how long an iteration takes. All options 
 too."""
 
 
+def init_parser() -> Parser:
+    parser = Parser(
+        prog="trl-nlac init",
+        description="Write an environment, tasks and a recipe, which run as they are, and print the commands.",
+    )
+    parser.add_argument("folder", nargs="?", default="my-task", help="folder to write into (default: my-task)")
+    return parser
+
+
 def train_parser() -> Parser:
     """Make the parser that shows a dozen options. [`~train_options.TrainParser`] reads them all."""
     parser = Parser(**OF_TRAIN)
