@@ -280,12 +280,11 @@ class NLACTrainer(PublishedTrainer, ComparedEvaluations, RunTrainer):
         if return_outputs:
             raise ValueError("The NLACTrainer does not support returning outputs")
         teacher = partial(self.initial_weights.swapped_into, self.model) if self.args.has_teacher else None
-        anchor = partial(anchored, kl_coef=self.args.policy_kl_coef)
-        taught_loss = self.distilled if self.args.distills else anchor
+        taught = self.distilled if self.args.distills else partial(anchored, kl_coef=self.args.policy_kl_coef)
         aux_losses = [] if self.args.router_aux_loss_coef else None
 
         def compute(batch: MicroBatch) -> torch.Tensor:
-            return batch_losses(model, batch, teacher, aux_losses, taught_loss)
+            return batch_losses(model, batch, teacher, aux_losses, taught)
 
         batch, losses = self.loss_guard.finite_losses(compute, inputs, self._collate)
         has_priority = (batch.loss_ids == LOSSES.index("critic")) & (batch.transition_ids >= 0)
@@ -418,16 +417,14 @@ class NLACTrainer(PublishedTrainer, ComparedEvaluations, RunTrainer):
         self, samples: list[Sample], targets: list[Answer], refinements: list[Refinement | None]
     ) -> list[list[TrainingExample]]:
         """Make the micro-batches of an iteration, with examples of both losses."""
-        args, num_updates = self.args, self.args.num_updates_per_generation
+        args = self.args
         of_critic, of_policy = make_examples(self.roles, args, samples, targets, refinements)
         if args.critic_loss_coef:  # no loss will lower the priority of what has no target
             without = [s.transition_id for s, example in zip(samples, of_critic, strict=True) if example is None]
             self.replay.update_priorities(without, [0.0] * len(without))
         self.replay.leave_out(unanswerable(self.roles, args, samples, of_critic, of_policy))
         return make_batches(
-            samples * num_updates,
-            of_critic * num_updates,
-            of_policy * num_updates,
+            *(rows * args.num_updates_per_generation for rows in (samples, of_critic, of_policy)),
             args.updates_per_iteration,
             args.gradient_accumulation_steps,
             self.roles.chat.end_of_turn_id,
@@ -443,13 +440,13 @@ class NLACTrainer(PublishedTrainer, ComparedEvaluations, RunTrainer):
         batches: list[list[TrainingExample]],
     ) -> None:
         """Record what an iteration made, and stop a run that learns nothing."""
-        transitions, distills = [s.transition for s in samples], self.args.distills
+        transitions = [sample.transition for sample in samples]
         numbers = Counter(example.loss for batch in batches for example in batch if example.weight)
         metrics = mean_over_processes(
             {
                 **{f"{loss}/num_examples": float(numbers[loss]) for loss in ("critic", "policy")},
                 **self.roles.take_metrics(),
-                **iteration_metrics(transitions, targets, refinements, self.environments.oracle, distills),
+                **iteration_metrics(transitions, targets, refinements, self.environments.oracle, self.args.distills),
                 **self.replay.metrics(),
                 "environment/num_left_behind": float(self.environments.num_left_behind),
                 "target/distance": self.target_weights.distance(self.model),

@@ -15,7 +15,8 @@ _GROUPS = {
     "max_tool_calling_iterations": "is `max_turns` here, which counts answers of the model",
     "sync_ref_model ref_model_mixup_alpha ref_model_sync_steps": "is `target_update_rate` here, of the weights that "
     "write targets",
-    "beta epsilon epsilon_high delta loss_type importance_sampling_level scale_rewards multi_objective_aggregation "
+    "beta": "is `policy_kl_coef` here, exact and not an estimate",
+    "epsilon epsilon_high delta loss_type importance_sampling_level scale_rewards multi_objective_aggregation "
     "sapo_temperature_neg sapo_temperature_pos vespo_k_pos vespo_lambda_pos vespo_k_neg vespo_lambda_neg "
     "top_entropy_quantile entropy_coef use_adaptive_entropy entropy_coef_min entropy_coef_max entropy_coef_delta "
     "entropy_target off_policy_mask_threshold use_bias_correction_kl vllm_importance_sampling_correction "
