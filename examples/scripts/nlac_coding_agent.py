@@ -13,7 +13,8 @@ Their system prompts are long: a full run needs one GPU with 80 GB for LoRA adap
 
 accelerate launch examples/scripts/nlac_coding_agent.py --agent opencode \
     --use_peft --dtype bfloat16 --learning_rate 1e-5 --max_turns 8 --environment_timeout 300 \
-    --per_device_train_batch_size 1 --episodes_per_iteration 16 --max_steps 500 --output_dir runs/coding_agent
+    --per_device_train_batch_size 1 --episodes_per_iteration 16 --max_steps 500 --output_dir runs/coding_agent \
+    --max_prompt_length 24576 --max_completion_length 1024 --use_vllm true --vllm_max_model_length 32768
 
 A test run on a CPU, with the package's tiny model, which learns nothing here:
 
@@ -38,6 +39,7 @@ from datasets import Dataset
 from trl import ModelConfig, TrlParser, get_peft_config
 
 from trl_nlac import NLACConfig, NLACTrainer
+from trl_nlac.cli.train import find_checkpoint
 from trl_nlac.environments import AgentEnvironment
 
 
@@ -130,7 +132,7 @@ def main():
         environment_factory=AgentEnvironment(run_agent),
         peft_config=get_peft_config(model_args),
     )
-    trainer.train()
+    trainer.train(resume_from_checkpoint=find_checkpoint(training_args))
     trainer.save_model()
 
 

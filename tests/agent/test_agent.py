@@ -2,6 +2,7 @@
 
 import json
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import pytest
 import torch
@@ -173,8 +174,10 @@ def test_candidates(agent):
     assert min(judgement.verdict_score for judgement in taken) < 0
 
 
-def test_several_conversations_at_once(agent):
+def test_several_conversations_at_once(agent, monkeypatch):
     """Answers are in the order of the conversations, and each is improved separately."""
+    sampled = replace(agent.roles.samplings["critique"], temperature=1.0)  # "Yes" is not what it is likeliest to say
+    monkeypatch.setitem(agent.roles.samplings, "critique", sampled)
     others = [[{"role": "user", "content": f"{request} 2"}] for request in DESK.requests]
     torch.manual_seed(1)
     turns = agent.act_all([*others, MESSAGES], refine=2, num_candidates=2)

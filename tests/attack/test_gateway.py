@@ -52,7 +52,7 @@ def agent(task, base_url, api_key):
     messages = [{"role": "user", "content": desk.reset(**task)}]
     with OpenAI(base_url=base_url, api_key=api_key, max_retries=2) as client:
         while True:
-            message = client.chat.completions.create(model="m", messages=messages).choices[0].message
+            message = client.chat.completions.create(model="policy", messages=messages).choices[0].message
             result = desk.step(message.content)
             if result.terminated:
                 return result.reward

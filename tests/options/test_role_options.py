@@ -14,14 +14,18 @@ class TestRoleSampling:
         assert samplings.keys() == set(ROLES)
         assert (samplings["backup"].temperature, samplings["backup"].max_tokens) == (0, 9)
         assert (samplings["critique"].top_p, samplings["critique"].top_k) == (0.5, 3)
-        others = [samplings[role] for role in ROLES if role not in role_sampling]
+        others = [samplings[role] for role in ROLES if role not in (*role_sampling, "refine")]
         assert all(sampling == samplings["policy"] for sampling in others)
         assert (samplings["policy"].temperature, samplings["policy"].max_tokens) == (0.9, 99)
 
-    def test_backups_are_greedy_unless_they_are_asked_to_sample(self):
-        assert role_samplings(RoleOptions(temperature=0.9))["backup"].temperature == 0
-        sampled = role_samplings(RoleOptions(role_sampling={"backup": {"temperature": 1.0}}))
-        assert sampled["backup"] == sampled["policy"]
+    @pytest.mark.parametrize("role", ["backup", "critique"])
+    def test_what_is_greedy_unless_it_is_asked_to_sample(self, role):
+        assert role_samplings(RoleOptions(temperature=0.9))[role].temperature == 0
+        sampled = role_samplings(RoleOptions(role_sampling={role: {"temperature": 1.0}}))
+        assert sampled[role] == sampled["policy"]
+
+    def test_refinement_leaves_out_nothing_unless_it_is_asked_to(self):
+        assert role_samplings(RoleOptions(min_p=0.2))["refine"].min_p is None
 
     def test_evaluation_starts_from_the_policy(self):
         role_sampling = {"policy": {"max_tokens": 7, "temperature": 0.5}, "evaluation": {"temperature": 0.0}}
@@ -29,12 +33,12 @@ class TestRoleSampling:
         assert (samplings["evaluation"].max_tokens, samplings["evaluation"].temperature) == (7, 0)
         assert samplings["policy"].temperature == 0.5
 
-    @pytest.mark.parametrize("role", ["successor", "backup", "critique", "refine"])
+    @pytest.mark.parametrize("role", ["successor", "backup", "critique"])
     @pytest.mark.parametrize(("settings", "expected"), [({}, 0.05), ({"min_p": 0.0}, None), ({"min_p": 0.2}, 0.2)])
     def test_a_role_can_sample_tokens_that_the_policy_leaves_out(self, role, settings, expected):
         samplings = role_samplings(RoleOptions(min_p=0.05, role_sampling={role: settings}))
         assert samplings[role].min_p == expected
-        assert {sampling.min_p for other, sampling in samplings.items() if other != role} == {0.05}
+        assert {sampling.min_p for other, sampling in samplings.items() if other not in (role, "refine")} == {0.05}
 
     def test_regex_is_for_actions(self):
         samplings = role_samplings(RoleOptions(), action_regex="go .*")
