@@ -333,7 +333,7 @@ class TestGRPO:
 class TestBlindRefinement:
     def test_critiques_are_about_other_requests(self):
         critiques = [f"Future: {word} win\nOptimality: Yes" for word in ("treasure", "closed", "late")]
-        roles = make_roles(critiques)
+        roles = make_roles(critiques, role_sampling={"critique": {"temperature": 1.0}})
         action = roles.chat.past_turn("route billing ruby photo noon")
         states = [
             roles.chat.start([{"role": "user", "content": f"{topic} 2"}], None) for topic in ("baku", "dela", "baku")

@@ -193,7 +193,7 @@ def test_traffic_of_a_training_step(tmp_path, flexes):
         del trainer
         gc.collect()
     (few, one_step), (more, two_steps), (large, _) = ((sum(c.values()), c) for c in counts)
-    # One asks whether the gradient is finite; 14 are of the pass with the initial weights, which keeps the policy near.
+    # One asks whether the gradient is finite; 14 are of the pass with the initial weights.
     assert more - few <= 39, (one_step, two_steps)
     assert large <= more
 
