@@ -269,7 +269,7 @@ class NLACConfig(TrainingOptions, RoleOptions, GenerationOptions, EnvironmentOpt
     @property
     def has_teacher(self) -> bool:
         """Whether the policy loss reads a distribution of the initial weights, one more pass over its examples."""
-        return self.distills or self.policy_kl_coef > 0
+        return self.policy_loss_coef > 0 and (self.distills or self.policy_kl_coef > 0)
 
     @property
     def draws_per_iteration(self) -> int:

@@ -107,6 +107,12 @@ class Episode:
     extra: dict[str, Any] = field(default_factory=dict)
     segments: tuple["Episode", ...] = ()
 
+    @classmethod
+    def of_row(cls, row: dict[str, Any]) -> "Episode":
+        """Make an episode of its attributes, with lists in place of tuples and of turns, as files have them."""
+        lists = {name: tuple(row[name]) for name in ("opening", "tools", "messages")}
+        return cls(**{**row, **lists, "turns": tuple(Turn(**turn) for turn in row["turns"])})
+
     @property
     def num_turns(self) -> int:
         """Number of turns of all its conversations."""
@@ -357,7 +363,7 @@ class TrainingExample:
         transition_id (`int`, *optional*):
             Its transition. The critic's loss sets the priority of that transition.
         teacher_prompt ([`Prompt`], *optional*):
-            Context in which the target weights generated the completion, where their whole distribution is the target.
+            Context in which the initial weights read the completion, where the policy learns by their distribution.
     """
 
     loss: str

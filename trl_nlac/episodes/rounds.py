@@ -14,7 +14,7 @@ import numpy as np
 
 from ..method.roles import Roles
 from ..terminal import printable
-from ..types import Episode, Turn
+from ..types import Episode
 from .pool import EnvironmentPool
 from .rewards import EpisodeRewards
 from .rollout import play_episodes
@@ -280,7 +280,5 @@ def _row(episode: Episode) -> dict[str, Any]:
 
 
 def _episode(row: dict[str, Any]) -> Episode:
-    lists = {name: tuple(row[name]) for name in ("opening", "tools", "messages")}
     token_ids = np.array(row["token_ids"], dtype=np.int32)
-    turns, segments = (Turn(**turn) for turn in row["turns"]), (_episode(one) for one in row["segments"])
-    return Episode(**{**row, **lists, "token_ids": token_ids, "turns": tuple(turns), "segments": tuple(segments)})
+    return Episode.of_row({**row, "token_ids": token_ids, "segments": tuple(map(_episode, row["segments"]))})

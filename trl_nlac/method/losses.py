@@ -82,19 +82,23 @@ class _ReverseDivergences(torch.autograd.Function):
     """As lean as [`_Divergences`]."""
 
     @staticmethod
-    def forward(ctx, logits, teacher_logits):
+    def _compared(logits, teacher_logits) -> tuple[torch.Tensor, torch.Tensor]:
+        """The model's probabilities, and the differences of log-probabilities."""
         logps = logits.float().log_softmax(-1)
         differences = logps - teacher_logits.float().log_softmax(-1)
-        values = torch.linalg.vecdot(logps.exp_(), differences)
+        return logps.exp_(), differences
+
+    @staticmethod
+    def forward(ctx, logits, teacher_logits):
+        values = torch.linalg.vecdot(*_ReverseDivergences._compared(logits, teacher_logits))
         ctx.save_for_backward(logits, teacher_logits, values)
         return values
 
     @staticmethod
     def backward(ctx, gradient):
         logits, teacher_logits, values = ctx.saved_tensors
-        logps = logits.float().log_softmax(-1)
-        differences = logps - teacher_logits.float().log_softmax(-1)
-        differences.sub_(values[:, None]).mul_(logps.exp_())
+        probabilities, differences = _ReverseDivergences._compared(logits, teacher_logits)
+        differences.sub_(values[:, None]).mul_(probabilities)
         return differences.mul_(gradient[:, None]).to(logits.dtype), None
 
 

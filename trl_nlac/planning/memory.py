@@ -186,8 +186,8 @@ def loss_bytes(
     Bytes of the loss in the forward and in the backward pass. There are logits of a chunk of answer tokens alone:
     those of the head, in float32, and their log-probabilities; then three gradients of these in float32 and one of the
     head's. Each chunk has a gradient of the head's weight, which is added to that of the chunks before it. Tokens that
-    learn the distribution of a teacher (`"distill"`) need its hidden states, a copy of a trained head, and in a chunk
-    four times its logits in float32.
+    learn by a distribution of the initial weights (`NLACConfig.has_teacher`) need its hidden states, a copy of a
+    trained head, and in a chunk four times its logits in float32.
     """
     a, chunk = precision.activation, min(LOSS_CHUNK, answer_tokens) * shape.vocab_size
     gradients = _weight_gradient(shape, precision, shape.vocab_size) * (2 if answer_tokens > LOSS_CHUNK else 1)

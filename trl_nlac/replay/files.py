@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from ..types import Episode, Turn
+from ..types import Episode
 
 
 ROW_GROUP_TOKENS = 1 << 20
@@ -103,7 +103,5 @@ def _row(stored: StoredEpisode) -> dict[str, Any]:
 
 
 def _episode(row: dict[str, Any], token_ids: np.ndarray) -> Episode:
-    turns = tuple(Turn(**turn) for turn in row["turns"])
-    lists = {name: tuple(json.loads(row[name])) for name in ("opening", "tools", "messages")}
-    parsed = {"task": json.loads(row["task"]), **lists}
-    return Episode(**{**row, **parsed, "token_ids": token_ids, "turns": turns})
+    parsed = {name: json.loads(row[name]) for name in ("task", "opening", "tools", "messages")}
+    return Episode.of_row({**row, **parsed, "token_ids": token_ids})
