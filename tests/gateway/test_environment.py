@@ -28,7 +28,7 @@ from trl_nlac.episodes.rewards import EpisodeRewards
 from trl_nlac.episodes.rollout import play_episodes
 from trl_nlac.episodes.text_environment import Opening
 from trl_nlac.event_loop import finish
-from trl_nlac.gateway.environment import _run_command
+from trl_nlac.gateway.environment import _Run, _run_command
 from trl_nlac.gateway.server import the_server
 from trl_nlac.replay.prioritized_replay import PrioritizedReplay
 from trl_nlac.types import Transition, all_conversations
@@ -239,7 +239,7 @@ class TestConversations:
         assert Transition(first, 1).terminated
 
     def test_another_answer_is_not_what_came_back(self):
-        """Two answers to a question, one of which is verified; and equal questions that are asked at once."""
+        """Two answers to a question, one of which is verified."""
 
         def agent(task, base_url, api_key):
             question = user("win")
@@ -254,6 +254,16 @@ class TestConversations:
         seen = [[turn.next_observation for turn in one.turns] for one in conversations]
         assert seen == [[""], ["Sure?", ""], [""]]
 
+    def test_what_was_asked_before_the_answer_does_not_follow_it(self, monkeypatch):
+        """Even if it has the very words that the model then says."""
+        asked, ask_one = [], _Run.ask
+
+        def ask_when_both_are_there(self, request):
+            asked.append(request)
+            if len(asked) == 2:
+                for one in sorted(asked, key=lambda one: len(one.question.messages)):
+                    ask_one(self, one)
+
         async def at_once(task, base_url, api_key):
             async with AsyncOpenAI(base_url=base_url, api_key=api_key) as client:
                 ask_for = client.chat.completions.create
@@ -261,6 +271,7 @@ class TestConversations:
                 await asyncio.gather(*(ask_for(model="policy", messages=m) for m in ([user("win")], history)))
             return 1.0
 
+        monkeypatch.setattr(_Run, "ask", ask_when_both_are_there)
         (episode,) = play([{}], AgentEnvironment(at_once), make_roles("one", max_turns=9))
         assert [[turn.next_observation for turn in one.turns] for one in all_conversations([episode])] == [[""], [""]]
 
