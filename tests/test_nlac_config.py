@@ -84,6 +84,13 @@ class TestNLACConfig:
         assert (config.samples_per_iteration, config.episodes_per_iteration) == (samples, episodes)
         assert (config.max_turns, config.single_step) == (1, True)
 
+    def test_few_stored_transitions_are_not_sampled_over_and_over(self, tmp_path):
+        """Unless a number of samples was asked for."""
+        config = NLACConfig(str(tmp_path), use_cpu=True, bf16=False)
+        assert [config.num_samples(stored) for stored in (3, 20, 100)] == [12, 80, 80]
+        config.samples_per_iteration = 48
+        assert config.num_samples(3) == 48
+
     def test_sizes_that_were_set_later_stay(self, tmp_path):
         config = NLACConfig(str(tmp_path), use_cpu=True, bf16=False)
         config.samples_per_iteration = 48

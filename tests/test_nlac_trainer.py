@@ -108,6 +108,17 @@ class TestTraining:
         assert logs[4]["critic/loss"] < logs[0]["critic/loss"]
         assert logs[-1]["replay/draws_per_step"] == 12 * 8 / 16
 
+    def test_what_little_there_is_at_first_is_trained_on_more_often(self, tmp_path):
+        """Sixteen attempts in one state would cost as much as in sixteen, and teach less."""
+        config = {"samples_per_iteration": None, "episodes_per_iteration": 2, "max_turns": 2, "max_steps": 32}
+        trainer = make_trainer(tmp_path, {**config, "num_updates_per_generation": 2, "logging_steps": 1})
+        attempted, attempt = [], trainer._attempt
+        trainer._attempt = lambda transitions: attempted.append(len(transitions)) or attempt(transitions)
+        trainer.train()
+        assert trainer.args.samples_per_iteration == 32 and attempted == [4 * 4, 4 * 8]
+        logs = [log for log in trainer.state.log_history if "loss" in log]
+        assert len(logs) == 32 and all(log["critic/loss"] for log in logs)
+
     def test_tokens_are_counted(self, tmp_path):
         """Also in a run that was resumed; evaluation is free."""
         config = {"max_steps": 4, "logging_steps": 1, "save_strategy": "steps", "save_steps": 3, "eval_steps": 2}

@@ -271,6 +271,15 @@ class NLACConfig(TrainingOptions, RoleOptions, GenerationOptions, EnvironmentOpt
         """Whether the policy loss reads a distribution of the initial weights, one more pass over its examples."""
         return self.policy_loss_coef > 0 and (self.distills or self.policy_kl_coef > 0)
 
+    def num_samples(self, num_stored: int) -> int:
+        """
+        Return how many samples a process draws in an iteration from `num_stored` transitions: its share of
+        `samples_per_iteration`. Where that was left open, not more of each transition than of each step later on.
+        """
+        number = max(1, self.samples_per_iteration // self.world_size)
+        is_open = "samples_per_iteration" in self.filled_in
+        return min(number, SAMPLES_PER_STEP * num_stored) if is_open else number
+
     @property
     def draws_per_iteration(self) -> int:
         """Number of samples that an iteration trains on, over all processes, each time counted."""

@@ -7,6 +7,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import cached_property, partial
+from itertools import cycle, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -39,6 +40,7 @@ from .prompts import NLACPrompts
 from .records.folder import END_OF_TRAINING
 from .records.hub import PublishedTrainer
 from .records.records import Records
+from .terminal import say
 from .training import build
 from .training.arguments import check_arguments, check_tasks, check_types
 from .training.checkpoint import drop_outdated, load_rows, load_state, save_rows, save_state
@@ -259,8 +261,8 @@ class NLACTrainer(PublishedTrainer, ComparedEvaluations, RunTrainer):
             if self.environments:
                 self.player.play(tasks, step, len(self.replay) > 0, is_last)
             if self.examples.is_due:
-                self.examples.choose(self.replay.newest(NUM_STEPS), self.args.seed, self.args.device)
-            samples, transitions = self._sample(self.args.samples_per_iteration)
+                self._choose_examples()
+            samples, transitions = self._sample()
             with self.records.timed("audit"):
                 judgements = judge_aside(self.roles, transitions[: self.args.audit_samples])
             attempts = self._attempt(transitions)
@@ -383,9 +385,16 @@ class NLACTrainer(PublishedTrainer, ComparedEvaluations, RunTrainer):
             self.records.metrics["rollout/staleness"].append(age)
         return numbers
 
-    def _sample(self, number: int) -> tuple[list[Sample], list[Transition]]:
-        """Draw this process's share of a number of samples (line 7)."""
-        samples = self.replay.sample(max(1, number // self.args.world_size))
+    def _choose_examples(self) -> None:
+        """Look at how the roles answer, and say how long the iteration will take."""
+        first, args = self.replay.newest(NUM_STEPS), self.args
+        forecast = self.examples.choose(first, args.num_samples(len(self.replay)), args.seed, args.device)
+        if self.is_world_process_zero():
+            say(forecast)
+
+    def _sample(self) -> tuple[list[Sample], list[Transition]]:
+        """Draw this process's samples of an iteration (line 7)."""
+        samples = self.replay.sample(self.args.num_samples(len(self.replay)))
         return samples, [sample.transition for sample in samples]
 
     def _attempt(self, transitions: list[Transition]) -> list[Attempt | None]:
@@ -423,8 +432,9 @@ class NLACTrainer(PublishedTrainer, ComparedEvaluations, RunTrainer):
             without = [s.transition_id for s, example in zip(samples, of_critic, strict=True) if example is None]
             self.replay.update_priorities(without, [0.0] * len(without))
         self.replay.leave_out(unanswerable(self.roles, args, samples, of_critic, of_policy))
+        number = args.draws_per_iteration // args.world_size
         return make_batches(
-            *(rows * args.num_updates_per_generation for rows in (samples, of_critic, of_policy)),
+            *(list(islice(cycle(rows), number)) for rows in (samples, of_critic, of_policy)),
             args.updates_per_iteration,
             args.gradient_accumulation_steps,
             self.roles.chat.end_of_turn_id,
@@ -446,7 +456,9 @@ class NLACTrainer(PublishedTrainer, ComparedEvaluations, RunTrainer):
             {
                 **{f"{loss}/num_examples": float(numbers[loss]) for loss in ("critic", "policy")},
                 **self.roles.take_metrics(),
-                **iteration_metrics(transitions, targets, refinements, self.environments.oracle, self.args.distills),
+                **iteration_metrics(
+                    self.roles, transitions, targets, refinements, self.environments.oracle, self.args.distills
+                ),
                 **self.replay.metrics(),
                 "environment/num_left_behind": float(self.environments.num_left_behind),
                 "target/distance": self.target_weights.distance(self.model),

@@ -53,6 +53,12 @@ def shown(value: Any) -> str:
         return f"a {type(value).__name__} that cannot be shown"
 
 
+def say(line: str) -> None:
+    """Print a line that no progress bar shares."""
+    with tqdm.external_write_mode():
+        Console().print(line, highlight=False, markup=False, soft_wrap=True)
+
+
 class _Warnings(logging.Handler):
     """Prints each warning on lines of its own, which no progress bar shares."""
 

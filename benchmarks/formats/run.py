@@ -1,20 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
 
 """
-How many answers of a model can be read: every role, with the first and the current prompts, with and without worked
-examples. All versions are asked about the same logged conversations, with the same seeds, so that a role does not
-depend on how well the roles before it do.
+Whether a model can play the roles as it is: how many answers of each can be read (form), and how many of these mean
+something (meaning), with the default prompts, without and with worked examples. All are asked about the same logged
+steps of several kinds (text, ReAct, tools), with the same seeds, so that a role does not depend on those before it.
 
     python -m benchmarks.formats.run --json benchmarks/results/formats.json
+
+Meaning is computed from what is known of a step. No answer repeats six words of a prompt. A critique's advice does not
+begin with the criticised action. A Bellman target repeats half of the words that were observed, and if the task ended,
+its verdict agrees with the score. A refined action differs from the action, and has what its critique told it to do.
 """
 
 import argparse
 import json
+import re
+from collections import defaultdict
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
-from datasets import Dataset
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from benchmarks.real_model import real_model_path
@@ -22,7 +28,8 @@ from benchmarks.reporting import insert, setting, write
 from trl_nlac import NLACPrompts
 from trl_nlac.chat.encoder import ChatEncoder
 from trl_nlac.chat.tokenizer import ending_token_ids
-from trl_nlac.episodes.logs import episodes_from_logs
+from trl_nlac.episodes.logs import episodes_from_logs, logs_dataset
+from trl_nlac.evaluation.health import backup_fidelity, echoes
 from trl_nlac.evaluation.metrics import wilson_interval
 from trl_nlac.generation.transformers import TransformersGenerator
 from trl_nlac.method.backup import bellman_targets
@@ -31,102 +38,149 @@ from trl_nlac.method.refinement import ask_refined
 from trl_nlac.method.roles import Roles
 from trl_nlac.options.role_options import RoleOptions
 from trl_nlac.prompts import WORKED_EXAMPLES, parse_critique
-from trl_nlac.types import Answer
+from trl_nlac.types import Answer, Transition
 
 
-HERE = Path(__file__).parent
-CRITIQUE = "Future: It goes on as before and nothing is won.\nOptimality: No. Do what was left out before."
+CONVERSATIONS = Path(__file__).parent / "conversations.json"
+TOLD = "Future: It goes on as before and nothing is won.\nOptimality: No. {advice}"
+ROLES = ("policy", "critic", "backup", "refine")
 
 
 def versions() -> dict[str, NLACPrompts]:
     """Return the prompts to compare, by name."""
-    first, current = NLACPrompts.from_file(HERE / "first_prompts.json"), NLACPrompts()
-    return {
-        "first": first,
-        "first_with_examples": replace(first, examples=WORKED_EXAMPLES),
-        "current": current,
-        "current_with_examples": replace(current, examples=WORKED_EXAMPLES),
-    }
+    return {"raw": NLACPrompts(), "examples": NLACPrompts(examples=WORKED_EXAMPLES)}
 
 
-def ask_roles(roles: Roles) -> dict[str, list[Answer]]:
-    """Ask every role about every step of the conversations, by role."""
-    logs = Dataset.from_list(json.loads((HERE / "conversations.json").read_text()))
-    episodes = episodes_from_logs(logs, roles.actions, roles.prompts)
+def ask_roles(roles: Roles, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Ask every role about every step of conversations in the format of `roles`. Returns a record for each answer."""
+    episodes = episodes_from_logs(logs_dataset(rows), roles.actions, roles.prompts)
     transitions = [transition for episode in episodes for transition in episode.transitions]
+    kinds = [row["kind"] for row, episode in zip(rows, episodes, strict=True) for _ in episode.turns]
+    advised = [step for row in rows for step in row["advice"]]
     state_actions = [transition.state_action for transition in transitions]
-    completion = tuple(roles.chat.completion(CRITIQUE))
-    judged = [Answer(prompt, completion, CRITIQUE, parse_critique(CRITIQUE)) for prompt in state_actions]
-    return {
+    told = []
+    for prompt, step in zip(state_actions, advised, strict=True):
+        text = TOLD.format(advice=step["advice"])
+        told.append(Answer(prompt, tuple(roles.chat.completion(text)), text, parse_critique(text)))
+    answers = {
         "policy": roles.act([transition.state for transition in transitions]),
-        "critique": critiques(roles, state_actions),
+        "critic": critiques(roles, state_actions),
         "backup": bellman_targets(roles, transitions, "monte_carlo"),
-        "refine": ask_refined(roles, state_actions, judged),
+        "refine": ask_refined(roles, state_actions, told),
     }
+    return [
+        {
+            "kind": f"{kind}, {roles.actions.name}",
+            "role": role,
+            "text": answer.text,
+            "readable": answer.parsed is not None,
+            "faults": faults(roles, role, answer, transition, step["action_has"]),
+        }
+        for role, given in answers.items()
+        for kind, answer, transition, step in zip(kinds, given, transitions, advised, strict=True)
+    ]
 
 
-def measure(generator: TransformersGenerator, prompts: NLACPrompts, options: RoleOptions, seed: int) -> dict:
-    """Measure the format rate of every role, with the answers that were given."""
-    roles = Roles(generator, ChatEncoder(generator.tokenizer), prompts, options, shows_progress=True)
-    torch.manual_seed(seed)
+def faults(roles: Roles, role: str, answer: Answer, transition: Transition, action_has: str) -> list[str]:
+    """Name what is wrong with the meaning of an answer that can be read."""
+    if answer.parsed is None:
+        return []
+    action, found = transition.turn.action, {"echo": echoes([answer.text], roles.prompts)[0]}
+    if role == "critic":
+        begins = re.split(r"\b(?:instead|rather|not|because)\b", answer.parsed.advice or "")[0]
+        found["advises the action"] = bool(_words(action)) and _words(action) in _words(begins)
+    elif role == "backup":
+        found["not what was observed"] = backup_fidelity(transition, answer.parsed) < 0.5
+        succeeded = transition.episode.score >= roles.options.success_threshold
+        found["against the score"] = transition.terminated and answer.parsed.optimal != succeeded
+    elif role == "refine":
+        found["unchanged"] = answer.parsed == action
+        found["not as advised"] = action_has.lower() not in answer.parsed.lower()
+    return [name for name, is_so in found.items() if is_so]
+
+
+def _words(text: str) -> str:
+    return f" {' '.join(re.findall(r'[a-z0-9_]+', text.lower()))} ".replace("  ", "")
+
+
+def rates(answers: list[dict[str, Any]]) -> dict[str, dict[str, float]]:
+    """Compute the share of each role's answers that can be read, and that can be read and mean something."""
     measured = {}
-    for role, answers in ask_roles(roles).items():
-        readable = sum(answer.parsed is not None for answer in answers)
-        low, high = wilson_interval(readable, len(answers))
-        texts = [answer.text for answer in answers]
-        measured[role] = {"format_rate": readable / len(answers), "low": low, "high": high, "answers": texts}
+    for role in ROLES:
+        of_role = [answer for answer in answers if answer["role"] == role]
+        form = sum(answer["readable"] for answer in of_role)
+        meaning = sum(answer["readable"] and not answer["faults"] for answer in of_role)
+        measured[role] = {"number": len(of_role), "form": form / len(of_role), "meaning": meaning / len(of_role)}
     return measured
 
 
-def table(report: dict) -> str:
-    """Write the format rates as a table."""
-    roles = list(next(iter(report["versions"].values())))
-    lines = [f"| prompts | {' | '.join(roles)} |", f"|---|{'---|' * len(roles)}"]
-    for name, measured in report["versions"].items():
-        rates = [f"{v['format_rate']:.2f} ({v['low']:.2f} to {v['high']:.2f})" for v in measured.values()]
-        lines.append(f"| {name.replace('_', ' ')} | {' | '.join(rates)} |")
-    number = len(measured[roles[0]]["answers"])
+def table(report: dict[str, Any]) -> str:
+    """Write form and meaning by model, prompts and role."""
+    lines = [f"| model | prompts | {' | '.join(ROLES)} |", f"|---|---|{'---|' * len(ROLES)}"]
+    for model, of_model in report["models"].items():
+        for name, answers in of_model.items():
+            cells = []
+            for measured in rates(answers).values():
+                low, high = wilson_interval(measured["form"] * measured["number"], measured["number"])
+                cells.append(f"{measured['form']:.2f} ({low:.2f} to {high:.2f}), {measured['meaning']:.2f}")
+            lines.append(f"| {model} | {name} | {' | '.join(cells)} |")
+    number = measured["number"]
     return (
-        f"Share of the answers of {report['model']} that can be read, {number} of each role with 95 % intervals,\n"
-        "about the same logged steps; `first` are the prompts that the package began with:\n\n" + "\n".join(lines)
+        f"Share of {number} answers of each role that can be read (95 % interval), and that can be read and mean "
+        "something:\n\n" + "\n".join(lines)
     )
+
+
+def measure(prompts: NLACPrompts, generator: TransformersGenerator, args: argparse.Namespace) -> list:
+    """Ask about all conversations, those of each format of actions together."""
+    by_format = defaultdict(list)
+    for row in json.loads(CONVERSATIONS.read_text()):
+        by_format[row["action_format"]].append(row)
+    answers = []
+    for action_format, rows in by_format.items():
+        chat = ChatEncoder(generator.tokenizer)
+        if action_format == "tool_call" and not chat.calls_tools:
+            action_format = "react"
+        options = RoleOptions(
+            action_format=action_format, max_completion_length=args.max_completion_length, max_format_retries=0
+        )
+        torch.manual_seed(args.seed)
+        answers += ask_roles(Roles(generator, chat, prompts, options, shows_progress=True), rows)
+    return answers
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default=str(real_model_path()), help="Model, and its adapter if it has one.")
     parser.add_argument("--versions", nargs="+", default=list(versions()), choices=list(versions()))
-    parser.add_argument("--max_completion_length", type=int, default=128)
-    parser.add_argument("--min_p", type=float, default=0.05)
+    parser.add_argument("--prompts", type=Path, help="File with prompts in place of the default ones.")
+    parser.add_argument("--max_completion_length", type=int, default=192)
     parser.add_argument("--batch_size", type=int, default=16)
-    parser.add_argument("--threads", type=int)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--json", type=Path, help="File for the results; versions that it has already are kept.")
+    parser.add_argument("--json", type=Path, help="File for the answers; those of other models and versions are kept.")
     parser.add_argument("--page", type=Path, help="Markdown file in which to replace the results.")
     args = parser.parse_args()
-    if args.threads is not None:
-        torch.set_num_threads(args.threads)
     tokenizer = AutoTokenizer.from_pretrained(args.model)
-    model = AutoModelForCausalLM.from_pretrained(args.model, dtype=torch.bfloat16)
+    # Faster than bf16 on a CPU without AMX.
+    model = AutoModelForCausalLM.from_pretrained(args.model, dtype=torch.float32)
     endings = ending_token_ids(tokenizer, ChatEncoder(tokenizer).stop_ids, model.generation_config)
     generator = TransformersGenerator(None, tokenizer, endings, args.batch_size)
-    options = RoleOptions(
-        max_completion_length=args.max_completion_length, min_p=args.min_p, max_format_retries=0, action_format="react"
-    )
     report = {
         **setting("torch", "transformers", "trl", device=str(model.device), threads=torch.get_num_threads()),
-        "settings": {name: getattr(args, name) for name in ("max_completion_length", "min_p", "seed")},
-        "model": Path(args.model).name,
-        "versions": {},
+        "settings": {name: getattr(args, name) for name in ("max_completion_length", "seed")},
+        "models": {},
     }
     if args.json is not None and args.json.exists():
-        report["versions"] = json.loads(args.json.read_text())["versions"]
+        report["models"] = json.loads(args.json.read_text())["models"]
+    of_model = report["models"].setdefault(Path(args.model).name, {})
     for name in args.versions:
+        prompts = versions()[name]
+        if args.prompts is not None:
+            prompts = replace(NLACPrompts.from_file(args.prompts), examples=prompts.examples)
         with generator.session(model):
-            report["versions"][name] = measure(generator, versions()[name], options, args.seed)
+            of_model[name] = measure(prompts, generator, args)
         write(report, args.json)
-        rates = {role: round(values["format_rate"], 2) for role, values in report["versions"][name].items()}
-        print(name, rates, flush=True)
+        print(name, rates(of_model[name]), flush=True)
     if args.page is not None:
         insert(table(report), args.page, "formats/run.py")
 

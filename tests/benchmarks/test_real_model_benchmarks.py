@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-
+import json
 import random
 import statistics
 import sys
@@ -9,11 +9,12 @@ from types import SimpleNamespace
 
 import pytest
 from datasets import Dataset
+from helpers.testing_utils import make_roles
 from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from benchmarks.cells import read_cells
-from benchmarks.formats.run import ask_roles, table, versions
+from benchmarks.formats.run import CONVERSATIONS, ask_roles, rates, table
 from benchmarks.learning.figures.table import label
 from benchmarks.learning.tasks import handbook_rows
 from benchmarks.real_learning import generalisation, handbook
@@ -29,7 +30,6 @@ from trl_nlac.environments import ServiceDesk
 from trl_nlac.environments.embedded import TINY_MODEL
 from trl_nlac.environments.embedded.service_desk import format_call, parse_call
 from trl_nlac.episodes.pool import EnvironmentPool
-from trl_nlac.generation.transformers import TransformersGenerator
 from trl_nlac.method.backup import bellman_targets
 from trl_nlac.method.roles import Roles
 from trl_nlac.options.role_options import RoleOptions
@@ -210,15 +210,20 @@ def test_an_evaluation_tells_how_the_roles_were_since_the_one_before():
     assert [point["tokens"]["generated"] for point in result["curve"]] == [0, 2, 4]
 
 
-def test_format_rates_of_every_role():
-    """With the embedded model, which cannot read these prompts."""
-    tokenizer = AutoTokenizer.from_pretrained(TINY_MODEL)
-    model = AutoModelForCausalLM.from_pretrained(TINY_MODEL)
-    generator = TransformersGenerator(None, tokenizer, [tokenizer.eos_token_id], batch_size=16)
-    options = RoleOptions(action_format="react", max_completion_length=8, max_prompt_length=None)
-    with generator.session(model):
-        asked = ask_roles(Roles(generator, ChatEncoder(tokenizer), versions()["current"], options))
-    assert {len(answers) for answers in asked.values()} == {15}
-    measured = {role: {"format_rate": 0.5, "low": 0.2, "high": 0.8, "answers": ["a"] * 15} for role in asked}
-    page = table({"model": "tiny", "versions": {"current_with_examples": measured}})
-    assert "| current with examples | 0.50 (0.20 to 0.80) |" in page
+def test_form_and_meaning_of_every_role():
+    """With scripted answers, of which the meaning is known."""
+    rows = [row for row in json.loads(CONVERSATIONS.read_text()) if row["action_format"] == "text"]
+    steps = sum(len(row["advice"]) for row in rows)
+    advised = [f"{step['action_has']} please" for row in rows for step in row["advice"]]
+    yes, echo = "Future: It works.\nOptimality: Yes", "Call no tool, and write nothing after the judgement."
+    critiques = [yes, f"{yes}\n{echo}", *[yes] * (steps - 2)]
+    backups = [f"Future: {turn['content']}\nOptimality: Yes" for row in rows for turn in row["messages"][2::2]]
+    roles = make_roles([*advised, *critiques, *backups, *advised], NLACPrompts(), max_prompt_length=None)
+    measured = rates(answers := ask_roles(roles, rows))
+    assert all(of_role["number"] == steps and of_role["form"] == 1 for of_role in measured.values())
+    assert measured["policy"]["meaning"] == measured["refine"]["meaning"] == 1
+    assert measured["critic"]["meaning"] == (steps - 1) / steps
+    lost = sum(row["reward"] == 0 for row in rows)
+    assert measured["backup"]["meaning"] == (steps - lost) / steps
+    assert {fault for answer in answers for fault in answer["faults"]} == {"echo", "against the score"}
+    assert "| tiny | raw | 1.00 (" in table({"models": {"tiny": {"raw": answers}}})

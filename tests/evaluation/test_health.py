@@ -7,9 +7,10 @@ from dataclasses import replace
 
 import pytest
 from accelerate import PartialState
-from helpers.testing_utils import make_episode
+from helpers.testing_utils import make_episode, make_roles
 
 from trl_nlac.evaluation.health import FormatMonitor, HealthMonitor, SuccessMonitor, backup_fidelity, health_metrics
+from trl_nlac.prompts import NLACPrompts
 from trl_nlac.types import Answer, Critique, Refinement, Transition
 
 
@@ -17,6 +18,9 @@ from trl_nlac.types import Answer, Critique, Refinement, Transition
 def process():
     """Loggers of accelerate need to know the process: only the first one warns."""
     PartialState(cpu=True)
+
+
+ROLES = make_roles("", prompts=NLACPrompts())
 
 
 class TestHealth:
@@ -31,32 +35,49 @@ class TestHealth:
         transitions = [Transition(silent, 0), Transition(silent, 1)]
         told = [Critique("The door is 0", True), Critique("It ends", True)]
         targets = [Answer(None, (), "", critique) for critique in told]
-        assert health_metrics(transitions, targets, [])["health/backup_fidelity"] == 1.0
-        assert "health/backup_fidelity" not in health_metrics(transitions[1:], targets[1:], [])
+        assert health_metrics(ROLES, transitions, targets, [])["health/backup_fidelity"] == 1.0
+        assert "health/backup_fidelity" not in health_metrics(ROLES, transitions[1:], targets[1:], [])
 
     @pytest.mark.parametrize(
         ("optimal", "refined", "compliance"), [(True, "a", 1), (True, "b", 0), (False, "a", 0), (False, "b", 1)]
     )
     def test_refine_compliance(self, optimal, refined, compliance):
         refinement = Refinement("a", Critique("", optimal), Answer(None, (), refined, refined))
-        assert health_metrics([], [], [refinement])["health/refine_compliance"] == compliance
+        assert health_metrics(ROLES, [], [], [refinement])["health/refine_compliance"] == compliance
 
     def test_rates_of_verdicts_and_changes(self):
         yes, no = Critique("", True), Critique("", False)
         said = [(yes, "a"), (no, "b"), (no, "b"), (no, "b")]
         refinements = [Refinement("a", critique, Answer(None, (), text, text)) for critique, text in said]
         targets = [Answer(None, (), "", critique) for critique in (yes, yes, no, None)]
-        metrics = health_metrics([Transition(make_episode(), 0)] * 4, targets, [*refinements, None])
+        metrics = health_metrics(ROLES, [Transition(make_episode(), 0)] * 4, targets, [*refinements, None])
         assert (metrics["critic/optimal_rate"], metrics["refine/changed_rate"]) == (0.25, 0.75)
         assert metrics["backup/optimal_rate"] == 2 / 3
+
+    @pytest.mark.parametrize(("score", "optimal", "agrees"), [(1.0, True, 1), (0.0, True, 0), (0.0, False, 1)])
+    def test_verdicts_of_the_last_actions_agree_with_the_score(self, score, optimal, agrees):
+        ended = make_episode(score=score)
+        transitions = [Transition(ended, 0), Transition(ended, 1)]  # of the first one nothing is known
+        targets = [Answer(None, (), "", Critique("", True)), Answer(None, (), "", Critique("", optimal))]
+        assert health_metrics(ROLES, transitions, targets, [])["health/verdict_agrees"] == agrees
+
+    def test_words_of_the_prompt_that_come_back(self):
+        """As small models write them after their answer, or in its place."""
+        echo = "Future: It opens.\nOptimality: Yes\nCall no tool, and write nothing after the judgement."
+        texts = [echo, "Future: It opens.\nOptimality: Yes"]
+        targets = [Answer(None, (), text, Critique("It opens.", True)) for text in texts]
+        repaired = "Go left. The new action replaces the last one, it does not come after it."
+        said = [Refinement("a", Critique("", False), Answer(None, (), text, text)) for text in (repaired, "Go left.")]
+        metrics = health_metrics(ROLES, [Transition(make_episode(), 0)] * 2, targets, said)
+        assert metrics["health/prompt_echoed"] == 0.5
 
     def test_an_action_that_was_kept_says_nothing_of_the_refinement_policy(self):
         """It was not asked."""
         kept = Refinement("a", Critique("", True), Answer(None, (), "a", "a"), is_kept=True)
         changed = Refinement("a", Critique("", False), Answer(None, (), "a", "a"))
-        metrics = health_metrics([], [], [kept, changed, None])
+        metrics = health_metrics(ROLES, [], [], [kept, changed, None])
         assert metrics["health/refine_compliance"] == 0.0 and metrics["critic/optimal_rate"] == 0.5
-        assert "health/refine_compliance" not in health_metrics([], [], [kept])
+        assert "health/refine_compliance" not in health_metrics(ROLES, [], [], [kept])
 
     def test_warns_once_by_name(self, caplog):
         monitor = HealthMonitor()

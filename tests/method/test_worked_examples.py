@@ -26,8 +26,8 @@ def choose(answers: list[str], caplog):
     """Ask the roles about two transitions, the last of which ends its task, with scripted answers."""
     roles = make_own_roles(answers)
     examples = WorkedExamples(roles, is_on=True)
-    examples.choose([make_transitions(roles)[0].episode], seed=0, device=CPU)
-    return roles, examples, caplog.text
+    forecast = examples.choose([make_transitions(roles)[0].episode], num_samples=8, seed=0, device=CPU)
+    return roles, examples, caplog.text, forecast
 
 
 READ = [CRITIQUE, CRITIQUE, "a", "b", CRITIQUE, CRITIQUE, "c", "d"]  # critic, policy, backup, refinement
@@ -35,11 +35,14 @@ READ = [CRITIQUE, CRITIQUE, "a", "b", CRITIQUE, CRITIQUE, "c", "d"]  # critic, p
 
 class TestChoose:
     def test_roles_that_keep_to_their_form_are_left_alone(self, caplog):
-        roles, examples, text = choose(READ, caplog)
+        roles, examples, text, forecast = choose(READ, caplog)
         assert not roles.prompts.examples and not text and not examples.is_due
+        num_tokens = sum(len(roles.chat.completion(answer)) for answer in READ) / 2  # about a transition
+        assert f"8 samples, up to 40 answers of the roles, about {8 * 1.25 * num_tokens:,.0f} tokens, 0:0" in forecast
 
     def test_a_role_that_does_not_is_shown_examples(self, caplog):
-        roles, examples, text = choose(["mumble", *READ[1:7], *READ], caplog)
+        # Policy and backup, which were read, are not asked again; there was one refined action.
+        roles, examples, text, _ = choose(["mumble", *READ[1:7], *READ[:2], *READ[6:]], caplog)
         shown = {"critique", "evaluation", "correctness"}
         assert set(roles.prompts.examples) >= shown and "backup" not in roles.prompts.examples
         assert "critic 0.50, with them 1.00" in text
@@ -52,7 +55,7 @@ class TestChoose:
     def test_a_role_that_nobody_can_read_ends_the_run(self, caplog):
         bad = ["mumble", "mumble", *READ[2:6]]
         with pytest.raises(RunRefused, match=r"can be read of: critic \(0%\)"):
-            choose([*bad, *bad], caplog)
+            choose([*bad, *bad[:2]], caplog)
 
 
 class TestTrainer:

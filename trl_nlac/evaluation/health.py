@@ -2,6 +2,7 @@
 
 """Watch the roles and success: one set of weights plays all roles, and can forget some."""
 
+import re
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
@@ -9,7 +10,8 @@ from typing import Any
 from accelerate.logging import get_logger
 
 from ..episodes.text_environment import Oracle
-from ..method.roles import TOO_LONG
+from ..method.roles import TOO_LONG, Roles
+from ..prompts import NLACPrompts
 from ..types import Answer, Critique, Refinement, Transition
 from .metrics import wilson_interval
 from .oracle import judge_refinements
@@ -19,6 +21,7 @@ logger = get_logger(__name__)
 
 _WEIGHT_OF_NEWEST = 0.2  # in smoothed metrics
 WARNING_RATIO = 0.7
+_NUM_ECHOED = 6  # words of a question in a row, which an answer seldom has by chance
 _WARM_UP = 5  # values before the first warning of a role
 _OF_REFINED_ACTIONS = ("refine/changed_rate", "health/advice_repeats_action", "oracle/refined_better_rate")
 _NUM_EPISODES = 40  # the last ones, whose success is watched
@@ -31,27 +34,44 @@ def backup_fidelity(transition: Transition, target: Critique) -> float:
     return sum((observed & repeated).values()) / sum(observed.values())
 
 
+def echoes(texts: list[str], prompts: NLACPrompts) -> list[bool]:
+    """Tell which answers repeat several words in a row of what the roles are asked, as "Call no tool, and write"."""
+    asked = set().union(*(_runs_of_words(prompt) for prompt in vars(prompts).values() if isinstance(prompt, str)))
+    return [not asked.isdisjoint(_runs_of_words(text)) for text in texts]
+
+
+def _runs_of_words(text: str) -> set[tuple[str, ...]]:
+    words = re.findall(r"\w+", text.lower())
+    return {tuple(words[i : i + _NUM_ECHOED]) for i in range(len(words) - _NUM_ECHOED + 1)}
+
+
 def health_metrics(
-    transitions: list[Transition], targets: list[Answer], refinements: list[Refinement | None]
+    roles: Roles, transitions: list[Transition], targets: list[Answer], refinements: list[Refinement | None]
 ) -> dict[str, float]:
     """Compute health metrics of the roles from the samples of an iteration, as means."""
-    parsed = [target.parsed for target in targets if target.parsed is not None]
+    written = [(t, target) for t, target in zip(transitions, targets, strict=True) if target.parsed is not None]
+    asked = [r for r in refinements if r is not None]
+    texts = [target.text for _, target in written] + [r.refined_action.text for r in asked if not r.is_kept]
     values: dict[str, list[float]] = {
         "health/backup_fidelity": [
             backup_fidelity(transition, target.parsed)
-            for transition, target in zip(transitions, targets, strict=True)
+            for transition, target in written
             # An environment that ends without a word gives nothing to repeat.
-            if target.parsed is not None and target.parsed.future and transition.turn.next_observation.split()
+            if target.parsed.future and transition.turn.next_observation.split()
         ],
-        "backup/optimal_rate": [float(target.optimal) for target in parsed if target.optimal is not None],
-        "health/refine_compliance": [float(r.complies) for r in refinements if r is not None and not r.is_kept],
+        "health/verdict_agrees": [
+            float(target.parsed.optimal == (transition.episode.score >= roles.options.success_threshold))
+            for transition, target in written
+            if transition.terminated and target.parsed.optimal is not None
+        ],
+        "health/prompt_echoed": [float(echo) for echo in echoes(texts, roles.prompts)],
+        "backup/optimal_rate": [float(t.parsed.optimal) for _, t in written if t.parsed.optimal is not None],
+        "health/refine_compliance": [float(r.complies) for r in asked if not r.is_kept],
         "health/advice_repeats_action": [
-            float(r.refined_action.parsed == r.action)
-            for r in refinements
-            if r is not None and not r.critique.optimal and r.critique.advice
+            float(r.refined_action.parsed == r.action) for r in asked if not r.critique.optimal and r.critique.advice
         ],
-        "refine/changed_rate": [float(r.refined_action.parsed != r.action) for r in refinements if r is not None],
-        "critic/optimal_rate": [float(r.critique.optimal) for r in refinements if r is not None],
+        "refine/changed_rate": [float(r.refined_action.parsed != r.action) for r in asked],
+        "critic/optimal_rate": [float(r.critique.optimal) for r in asked],
     }
     return {name: sum(numbers) / len(numbers) for name, numbers in values.items() if numbers}
 
@@ -71,6 +91,7 @@ _RISING = {"health/advice_repeats_action"}
 
 
 def iteration_metrics(
+    roles: Roles,
     transitions: list[Transition],
     targets: list[Answer],
     refinements: list[Refinement | None],
@@ -81,7 +102,7 @@ def iteration_metrics(
     Compute [`health_metrics`], and with an oracle [`~evaluation.oracle.oracle_metrics`]. Where the policy learns a
     distribution (`distills`), there are no refined actions, and nothing is said of them.
     """
-    metrics = health_metrics(transitions, targets, refinements)
+    metrics = health_metrics(roles, transitions, targets, refinements)
     if oracle is not None:
         metrics |= judge_refinements(oracle, transitions, refinements)
     if distills:

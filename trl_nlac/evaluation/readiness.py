@@ -9,6 +9,7 @@ from .metrics import wilson_interval
 OK, UNCLEAR, NO_GO = "ok", "unclear", "no-go"
 # What is needed to start. A share of 0.8 loses a fifth of the samples, which the run can afford.
 FORMAT_RATE, CLIPPED, TOO_LONG, FAILURES, FIDELITY, COMPLIANCE = 0.8, 0.2, 0.1, 0.1, 0.5, 0.5
+AGREEMENT, ECHOED = 0.7, 0.3
 TOLERANCE = 0.03  # of a success that was measured elsewhere
 
 ROLES = ("policy", "critic", "backup", "refine", "successor", "correction")
@@ -58,7 +59,13 @@ def check_iteration(metrics: dict[str, float]) -> list[Check]:
         "Refined actions do not do as their critiques say, so the policy would learn nothing from them. Add a worked "
         'example to the prompts, or set `role_sampling={"refine": {"temperature": 0.0}}`.',
     )
+    shares["health/verdict_agrees"] = (
+        AGREEMENT,
+        "Targets of last actions contradict the final score, so the critic would learn wrong verdicts. Use a stronger "
+        "model, or check `success_threshold`.",
+    )
     limits = {
+        "health/prompt_echoed": (ECHOED, f"Answers repeat their question. {_EXAMPLES}"),
         "completions/clipped_ratio": (CLIPPED, "Answers are cut off. Raise `max_completion_length`."),
         "prompts/too_long_ratio": (TOO_LONG, "Questions are too long to be asked. Raise `max_prompt_length`."),
         "environment/failure_rate": (FAILURES, "Mend the environment, or raise `environment_timeout`."),

@@ -38,7 +38,8 @@ class TrainingOptions:
         samples_per_iteration (`int`, *optional*):
             Number of transitions trained on in each iteration, over all processes. Must be divisible by the global
             batch size. If `None`, the smallest such number that is at least eight batches, and four for each step of
-            `episodes_per_iteration` episodes of `max_turns` (of one episode for each process, if that is `None`, too).
+            `episodes_per_iteration` episodes of `max_turns` (of one episode for each process, if that is `None`, too);
+            while the buffer has less than a quarter of that, four of each transition, which are trained on more often.
         num_updates_per_generation (`int`, *optional*, defaults to `3`):
             Number of gradient steps on each transition of an iteration, with the same target and refined action: the
             steps of the iteration are taken again, in their order, and set priorities again. `num_iterations` of

@@ -2,6 +2,7 @@
 
 """What a run shows in the terminal: one line for each log, and by the clock what a sample taught."""
 
+import math
 import time
 from collections.abc import Callable
 from datetime import timedelta
@@ -11,7 +12,7 @@ from rich.console import Console
 from tqdm.auto import tqdm
 from transformers import ProgressCallback, TrainerCallback
 
-from ..terminal import printable
+from ..terminal import printable, say
 from .folder import END_OF_TRAINING, SECONDS
 from .log import find_evaluations
 
@@ -40,14 +41,24 @@ class ConsoleCallback(TrainerCallback):
     def on_train_begin(self, args, state, control, **kwargs):
         self._began = (time.monotonic(), state.global_step)
 
+    def on_step_end(self, args, state, control, **kwargs):
+        start, first = self._began
+        if state.is_world_process_zero and state.global_step - first == args.updates_per_iteration:
+            seconds, number = (
+                time.monotonic() - start,
+                math.ceil((state.max_steps - first) / args.updates_per_iteration),
+            )
+            one, whole = (timedelta(seconds=round(seconds * times)) for times in (1, number))
+            say(f"the first iteration took {one}; {number:,} like it take {whole}")
+
     def on_log(self, args, state, control, logs=None, **kwargs):
         if not state.is_world_process_zero:
             return
         now, (start, first) = time.monotonic(), self._began
         left = (now - start) / max(1, state.global_step - first) * (state.max_steps - state.global_step)
+        for line in lines_of_log(logs, state.global_step, state.max_steps, left):
+            say(line)
         with tqdm.external_write_mode():
-            for line in lines_of_log(logs, state.global_step, state.max_steps, left):
-                self.console.print(line, highlight=False, markup=False, soft_wrap=True)
             is_due = "loss" in logs and now - self._showed >= SECONDS_BETWEEN_SAMPLES
             if is_due and (row := self.take_row()) is not None:
                 from .sample_panel import sample_panel  # what is shown once in a while is loaded then
