@@ -1,13 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 
+import itertools
+
 import pytest
 import yaml
 
 from trl_nlac import NLACPrompts
-from trl_nlac.chat.actions import parse_react
 from trl_nlac.prompts import (
     _REQUIRED_FIELDS,
     WORKED_EXAMPLES,
+    WORKED_SOLUTIONS,
     parse_corrected_think,
     parse_correctness,
     parse_critique,
@@ -129,7 +131,7 @@ class TestNLACPrompts:
         [
             ("policy:", "The prompt `policy` must be a text, got None"),
             ("critique: [a, b]", r"The prompt `critique` must be a text, got \['a', 'b'\]"),
-            ("examples:", "`examples` must map names of prompts to lists of texts, got None"),
+            ("examples:", "`examples` must be a list of worked examples, got None"),
             ("1: a\nno: b", "names the prompt `1`, which does not exist"),
         ],
     )
@@ -165,42 +167,70 @@ class TestNLACPrompts:
         assert prompts.system("react", []) == f"Act: {prompts.format_react}"
         assert NLACPrompts(policy="").system("text", []) == ""
 
-    def test_worked_examples_are_turns_before_the_question(self):
-        """Those of a format come before the first action, and before a refined one."""
-        examples = {"critique": ["Future: a\nOptimality: Yes", "Future: b\nOptimality: No. c"], "format_text": ["go"]}
-        texts = {"critique": "Judge.", "refine": "Again.", "policy": "Act."}
-        prompts = NLACPrompts(examples=examples, example="So:", **texts)
+    def test_worked_examples_are_conversations_before_the_task(self):
+        """Each is what the roles would be asked, in the format of the actions."""
+        example = {
+            "task": "A door.",
+            "thought": "It may be open.",
+            "action": "push",
+            "critique": "Future: a\nOptimality: No. Pull.",
+            "refine_thought": "It opens inwards.",
+            "refine": "pull",
+            "next_observation": "It opens.",
+            "successor": "I go out.",
+        }
+        texts = {"critique": "Judge.", "refine": "Again: {action_format}", "policy": "Act.", "format_text": "words"}
+        texts |= {"example": "So:", "after_examples": "Now:", "successor": "Seen: {next_observation}"}
+        prompts = NLACPrompts(examples=[example], **texts)
+        messages = prompts.opening([{"role": "user", "content": "A gate."}], "text", [])
+        assert [message["role"][0] for message in messages] == [*"s", *"uauauaua", *"u"]
+        answers = ["push", example["critique"], "pull", "I go out."]
+        asked = ["So:\nA door.", "Judge.", "Again: words", "Seen: It opens."]
+        expected = ["Act.", *itertools.chain.from_iterable(zip(asked, answers, strict=True)), "Now:\nA gate."]
+        assert [message["content"] for message in messages] == expected
+        opened = prompts.opening([{"role": "assistant", "content": "Hello."}], "react", [])
+        assert opened[2]["content"] == "Thought: It may be open.\nAction: push"
+        assert [message["content"] for message in opened[-2:]] == ["Now:", "Hello."]
+        assert NLACPrompts(policy="").opening(task := [{"role": "user", "content": "A"}], "text", []) == task
 
-        def contents(messages):
-            roles = "".join(message["role"][0] for message in messages)
-            assert roles.removeprefix("s") in ("u", "uau", "uauau")
-            return [message["content"] for message in messages]
+    @pytest.mark.parametrize(
+        ("changes", "error"),
+        [
+            ({"critic": "Yes"}, "An example answers `critic`. What it can have is"),
+            ({"critique": ["Yes"]}, "An example must map names to texts"),
+            ({"action": None}, "An example must map names to texts"),
+            ({"critique": "It is good."}, "answer to the prompt `critique` does not have the form"),
+            ({"backup_correctness": "Future: a"}, "answer to the prompt `backup_correctness` does not have the form"),
+            ({"successor": "I go out."}, "answers `successor`, and lacks its field `next_observation`"),
+        ],
+    )
+    def test_wrong_examples_are_named(self, changes, error):
+        with pytest.raises(ValueError, match=error):
+            NLACPrompts(examples=[{"task": "A door.", "action": "push", **changes}])
+        with pytest.raises(ValueError, match="must map names to texts, `task` and `action` among them"):
+            NLACPrompts(examples=[{"task": "A door."}])
 
-        first, second = examples["critique"]
-        asked = "So:\n\nJudge."
-        assert contents(prompts.question("critique")) == [asked, first, asked, second, "Judge."]
-        assert contents(prompts.refinement("text")) == ["So:\n\nAgain.", "go", "Again."]
-        task = [{"role": "user", "content": "Here is a door."}]
-        assert contents(prompts.opening(task, "text", [])) == ["Act.", "So:", "go", "Here is a door."]
-        assert contents(prompts.question("future")) == [prompts.future]
-
-    def test_wrong_examples_are_named(self):
-        with pytest.raises(ValueError, match="`examples` has examples of `critic`. Prompts with examples are"):
-            NLACPrompts(examples={"critic": ["Yes"]})
-        with pytest.raises(ValueError, match="`examples` of the prompt `critique` must be a list of texts, got 'Yes'"):
-            NLACPrompts(examples={"critique": "Yes"})
-        for name, example in (("critique", "It is good."), ("backup_correctness", "Future: a\nOptimality: Yes")):
-            with pytest.raises(ValueError, match=f"An example of the prompt `{name}` does not have the form"):
-                NLACPrompts(examples={name: [example]})
-
-    @pytest.mark.parametrize("name", WORKED_EXAMPLES)
-    def test_own_examples_can_be_read(self, name):
-        parse = {"format_react": parse_react, "successor": parse_future, "correctness": parse_correctness}
-        parse |= dict.fromkeys(("format_text", "future", "backup_future", "backup_future_terminated"), parse_future)
-        parse |= {"backup_correctness": parse_correctness}
-        assert all(parse.get(name, parse_critique)(example) is not None for example in WORKED_EXAMPLES[name])
+    @pytest.mark.parametrize("examples", [WORKED_EXAMPLES, WORKED_SOLUTIONS])
+    def test_own_examples_are_right(self, examples):
+        """They can be read, and verdicts agree with scores and with each other."""
+        prompts = NLACPrompts(examples=examples)
+        for example in examples:
+            for name in ("backup_terminated", "backup_correctness"):
+                if name in example:
+                    parsed = {"backup_terminated": parse_critique, "backup_correctness": parse_correctness}[name]
+                    assert parsed(example[name]).optimal == (example["score"] == "1")
+        (repeats,) = prompts.repeated_in(["Well: " + examples[0]["task"]])
+        assert repeats and prompts.repeated_in(["Search the shelf.", "and nothing else:\nFuture: <what happens"]) == [
+            False,
+            True,
+        ]
 
     def test_scores_come_with_their_scale(self):
-        values = {"next_observation": "The door is shut.", "score": "0.5", "success_threshold": "2"}
+        values = {
+            "next_observation": "The door is shut.",
+            "score": "0.5",
+            "success_threshold": "2",
+            "outcome": "failed",
+        }
         (asked,) = NLACPrompts().question("backup_terminated", **values)
-        assert "The final score is 0.5; a score of 2 or more is a success." in asked["content"]
+        assert "The final score is 0.5; a score of 2 or more is a success. The task has failed." in asked["content"]

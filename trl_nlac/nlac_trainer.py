@@ -216,7 +216,7 @@ class NLACTrainer(PublishedTrainer, ComparedEvaluations, RunTrainer):
         is_sharded_later = self.is_deepspeed_enabled or self.is_fsdp_enabled  # the callback starts the average then
         self.roles = build.make_roles(loaded, self.model, args, self.accelerator, prompts, is_sharded_later)
         self.rollouts = build.make_rollouts(self.environments, self.roles, self.rewards, args)
-        self.replay = build.make_replay(args, self.roles, replay_dataset)
+        self.replay, self._logs = build.make_replay(args, self.roles, replay_dataset), replay_dataset
         whole = None if is_sharded_later else self.model
         self.initial_weights = InitialWeights(whole)
         self.target_weights = TargetWeights(whole, args.target_update_rate)
@@ -258,10 +258,9 @@ class NLACTrainer(PublishedTrainer, ComparedEvaluations, RunTrainer):
         is_last = step + self.args.updates_per_iteration >= self.state.max_steps
         self.player.wait(step, for_all=is_last)
         with self._generating():
-            if self.environments:
-                self.player.play(tasks, step, len(self.replay) > 0, is_last)
+            self._play(tasks, step, is_last)
             if self.examples.is_due:
-                self._choose_examples()
+                self._choose_examples(partial(self._play, tasks, step, is_last))
             samples, transitions = self._sample()
             with self.records.timed("audit"):
                 judgements = judge_aside(self.roles, transitions[: self.args.audit_samples])
@@ -385,12 +384,25 @@ class NLACTrainer(PublishedTrainer, ComparedEvaluations, RunTrainer):
             self.records.metrics["rollout/staleness"].append(age)
         return numbers
 
-    def _choose_examples(self) -> None:
-        """Look at how the roles answer, and say how long the iteration will take."""
-        first, args = self.replay.newest(NUM_STEPS), self.args
-        forecast = self.examples.choose(first, args.num_samples(len(self.replay)), args.seed, args.device)
+    def _play(self, tasks: list[dict[str, Any]], step: int, is_last: bool) -> None:
+        """Play tasks into the buffer (lines 4 to 6)."""
+        if self.environments:
+            self.player.play(tasks, step, len(self.replay) > 0, is_last)
+
+    def _choose_examples(self, play: Callable[[], None]) -> None:
+        """Look at how the roles answer, begin again if worked examples help, and say how long the iteration takes."""
+        before, args = self.replay, self.args
+
+        def begin_again() -> list[Episode]:
+            self.replay = build.make_replay(args, self.roles, self._logs)
+            play()
+            return self.replay.newest(NUM_STEPS)
+
+        look = self.examples.choose(before.newest(NUM_STEPS), begin_again, args.bootstrap, args.seed, args.device)
+        if not self.examples.are_shown:
+            self.replay = before
         if self.is_world_process_zero():
-            say(forecast)
+            say(look.forecast(args.num_samples(len(self.replay))))
 
     def _sample(self) -> tuple[list[Sample], list[Transition]]:
         """Draw this process's samples of an iteration (line 7)."""

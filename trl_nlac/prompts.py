@@ -46,20 +46,23 @@ An action can call one of these tools. Write the call as {"name": <tool>, "argum
 plain text, without a call, is a message or, when the task is done, your final answer.
 {tools}"""
 
-# Worked examples are turns of the conversation, each after the whole question: small models imitate that far better
-# than text in a question, or examples after a shorter one.
+# Worked examples come before the task, as the conversation that they would be: a small model copies the words of an
+# example that stands alone, and what it does with a situation where it sees both.
 
 EXAMPLE = """\
 An example, from another task:"""
 
+AFTER_EXAMPLES = """\
+The examples end here. This is your task:"""
+
 # The critic, for one future and its judgement in one answer (k = 1)
 
 CRITIQUE = """\
-Take no action now. Judge the action you just took: foresee one way in which things may go on from it, until the task \
-has succeeded or failed, then say whether it was the best action. Answer in exactly this form:
+Take no action now and call no tool. Judge the action you just took: foresee one way in which things may go on from \
+it, until the task has succeeded or failed, then say whether it was the best action. Write these two lines, and \
+nothing else:
 Future: <what happens next and how it ends, in a few short sentences>
-Optimality: <"Yes", or "No" and one sentence on what to do instead, argued from that future>
-Call no tool, and write nothing after the judgement."""
+Optimality: <"Yes", or "No" and one sentence on what to do instead, argued from that future>"""
 
 # The critic, for several futures (k > 1): the successor model, and the evaluator that reads all futures
 
@@ -68,20 +71,18 @@ Take no action now. Foresee one way in which things may go on from the action yo
 succeeded or failed. Write a few short sentences and call no tool."""
 
 EVALUATION = """\
-Take no action now. Judge the action you just took. These are ways in which things may go on from it:
+Take no action now and call no tool. Judge the action you just took. These are ways in which things may go on from it:
 {futures}
 
-Weigh them against each other, and answer in exactly this form:
+Weigh them against each other. Write these two lines, and nothing else:
 Future: <what is most likely to happen, and what else may, in a few short sentences>
-Optimality: <"Yes", or "No" and one sentence on what to do instead, argued from these futures>
-Call no tool, and write nothing after the judgement."""
+Optimality: <"Yes", or "No" and one sentence on what to do instead, argued from these futures>"""
 
 # The critic of a task of one step
 
 CORRECTNESS = """\
-Judge the solution you just gave. Answer in exactly this form:
-Correctness: <"Yes", or "No" and where the first error is; a solution not written as the task asks is an error too>
-Write nothing after the judgement."""
+Judge the solution you just gave. Write this line, and nothing else:
+Correctness: <"Yes", or "No" and where the first error is; a solution not written as the task asks is an error too>"""
 
 # The language Bellman backup
 
@@ -95,24 +96,22 @@ Write a few short sentences and call no tool."""
 STEP_REWARD = "The reward of this step is {reward}."
 
 BACKUP = """\
-Now judge the action that led to this observation. Answer in exactly this form:
+Now judge the action that led to this observation; call no tool. Write these two lines, and nothing else:
 Future: <the observation, then what you foresaw after it, up to success or failure; what comes first matters most>
-Optimality: <"Yes", or "No" and one sentence on what to do instead, argued from that future>
-If it was the best action, write only "Yes" after "Optimality:". Call no tool, and write nothing after it."""
+Optimality: <only "Yes" if it was the best action, else "No" and one sentence on what to do instead>"""
 
 _ENDED = """\
 Your action led to this observation, and the task ended with it:
 {next_observation}
 
-The final score is {score}; a score of {success_threshold} or more is a success."""
+The final score is {score}; a score of {success_threshold} or more is a success. The task has {outcome}."""
 
 BACKUP_TERMINATED = f"""\
 {_ENDED}
 
-Now judge the action. Answer in exactly this form:
+Now judge the action; call no tool. Write these two lines, and nothing else:
 Future: <the observation, and how the task ended>
-Optimality: <"Yes", or "No" and one sentence on what to do instead, argued from that future>
-If it was the best action, write only "Yes" after "Optimality:". Call no tool, and write nothing after it."""
+Optimality: <only "Yes" if it was the best action, else "No" and one sentence on what to do instead>"""
 
 BACKUP_FUTURE = """\
 Now tell what follows from the action that led to this observation: the observation, then what you foresaw after it, \
@@ -125,19 +124,19 @@ Now tell what followed from the action: the observation, and how the task ended.
 judge, and call no tool."""
 
 BACKUP_CORRECTNESS = """\
-The final score of your solution is {score}; a score of {success_threshold} or more is right.
+The final score of your solution is {score}; a score of {success_threshold} or more is right. It has {outcome}.
 
-Judge the solution. Answer in exactly this form:
-Correctness: <"Yes", or "No" and where the first error is; a solution not written as the task asks is an error too>
-If the solution is right, write only "Yes" after "Correctness:". Write nothing after the judgement."""
+Judge the solution. Write this line, and nothing else:
+Correctness: <only "Yes" if it is right, else "No" and where the first error is; not written as the task asks is an \
+error too>"""
 
 # The refinement policy
 
 REFINE = """\
-Take your last action back and choose an action in its place. Use its judgement: repair what the judgement found \
-wrong, or repeat the action if it was the best one. Answer in exactly this form:
-{action_format}
-The new action replaces the last one, it does not come after it. Mention neither the last action nor its judgement."""
+Take your last action back and choose an action in its place, which does not come after it. Use its judgement: do \
+what it says to do instead, or repeat the action if it was the best one. Mention neither the last action nor its \
+judgement. Write the action in exactly this form, and nothing else:
+{action_format}"""
 
 # Reasoning models: the chain of thought of a training target must not know what the prompt in training does not show
 
@@ -164,31 +163,66 @@ only one you considered: start from the newest observation, and where the judgem
 
 OBSERVED_END = "The task ended with that, with a final score of {score}."
 
-# Worked examples of every role, from a small adventure. Models that seldom keep to a form need them.
-WORKED_EXAMPLES: dict[str, list[str]] = {
-    "format_react": [
-        "Thought: The door is locked and I have no key; keys are often kept near the door.\nAction: search the shelf",
-        "Thought: I hold the key now, so the door can be opened.\nAction: open the door with the key",
-    ],
-    "format_text": ["search the shelf", "open the door with the key"],
-    "critique": [
-        "Future: The drawer is empty. I search the shelf next and find the key, but the time is up before the door is "
-        "open. The task fails.\nOptimality: No. Search the shelf first, because the key is there.",
-        "Future: The key fits and the door opens. I leave the house and the task succeeds.\nOptimality: Yes",
-    ],
-    "successor": [
-        "I search the shelf next and find the key there. The time is up before the door is open, so the task fails.",
-        "I open the door with the key and leave the house. The task succeeds.",
-    ],
-    "correctness": ["Correctness: No. In the second step 7 * 8 is taken to be 54.", "Correctness: Yes"],
-}
-WORKED_EXAMPLES |= {
-    **dict.fromkeys(("evaluation", "backup", "backup_terminated"), WORKED_EXAMPLES["critique"]),
-    **dict.fromkeys(("future", "backup_future", "backup_future_terminated"), WORKED_EXAMPLES["successor"]),
-    "backup_correctness": WORKED_EXAMPLES["correctness"],
-}
+# Worked examples of the roles; models that seldom keep to a form need them.
+WORKED_EXAMPLES: list[dict[str, str]] = [
+    {
+        "task": "You are locked in a house. Get out within three moves. A move is written in words.",
+        "thought": "A key may lie in the drawer.",
+        "action": "open the drawer",
+        "critique": "Future: The drawer is empty, a move is lost, and the door stays shut.\n"
+        "Optimality: No. Search the shelf, because keys are kept beside the door.",
+        "refine_thought": "Keys are kept beside the door.",
+        "refine": "search the shelf",
+        "next_observation": "You find a small key.",
+        "successor": "I open the door with the key and leave the house. The task succeeds.",
+        "backup": "Future: You find a small key. I open the door with the key and leave the house. The task "
+        "succeeds.\nOptimality: Yes",
+    },
+    {
+        "task": "A customer writes: I was charged twice for one chair. Answer with the name of a desk: billing, "
+        "repairs or returns.",
+        "thought": "Chairs break.",
+        "action": "repairs",
+        "next_observation": "The repairs desk sends the letter back. The customer has left.",
+        "score": "0",
+        "success_threshold": "1",
+        "outcome": "failed",
+        "backup_terminated": "Future: The repairs desk sends the letter back. The customer has left, and the task "
+        "failed.\nOptimality: No. Choose billing, because a charge is wrong.",
+        "refine_thought": "A charge is wrong.",
+        "refine": "billing",
+        "critique": "Future: The billing desk pays the second charge back, and the task succeeds.\nOptimality: Yes",
+    },
+]
+# The same where a task is a single step.
+WORKED_SOLUTIONS: list[dict[str, str]] = [
+    {
+        "task": "What is 7 * 8 + 1? Write the result alone on the last line.",
+        "thought": "I multiply first.",
+        "action": "7 * 8 = 54\n55",
+        "score": "0",
+        "success_threshold": "1",
+        "outcome": "failed",
+        "backup_correctness": "Correctness: No. In the first step, 7 * 8 is 56 and not 54.",
+        "refine_thought": "7 * 8 is 56.",
+        "refine": "7 * 8 = 56\n57",
+        "correctness": "Correctness: Yes",
+    },
+    {
+        "task": "Write the plural of the word mouse.",
+        "thought": "Most words take an s.",
+        "action": "mouses",
+        "correctness": "Correctness: No. The word is irregular: mouse, mice.",
+        "refine_thought": "It is irregular.",
+        "refine": "mice",
+        "score": "1",
+        "success_threshold": "1",
+        "outcome": "succeeded",
+        "backup_correctness": "Correctness: Yes",
+    },
+]
 
-_FIELD = re.compile(r"\{(action_format|futures|next_observation|reward|score|success_threshold|tools)\}")
+_FIELD = re.compile(r"\{(action_format|futures|next_observation|outcome|reward|score|success_threshold|tools)\}")
 _REQUIRED_FIELDS = {
     "tools": {"tools"},
     "evaluation": {"futures"},
@@ -199,23 +233,31 @@ _REQUIRED_FIELDS = {
 }
 _OPTIONAL_FIELDS = {
     **dict.fromkeys(("policy", "unreadable_action", "refine"), {"action_format"}),
-    **dict.fromkeys(("backup_terminated", "backup_future_terminated", "backup_correctness"), {"success_threshold"}),
-    "observed_end": {"score", "success_threshold"},
+    **dict.fromkeys(
+        ("backup_terminated", "backup_future_terminated", "backup_correctness"), {"success_threshold", "outcome"}
+    ),
+    "observed_end": {"score", "success_threshold", "outcome"},
     "step_reward": {"reward"},
 }
 
 
-# Prompts that can have worked examples.
-_ANSWERED = (
-    *("format_react", "format_text", "critique", "future", "evaluation", "correctness", "successor"),
-    *("backup", "backup_terminated", "backup_future", "backup_future_terminated", "backup_correctness"),
-    *("correct_backup", "correct_refine"),
-)
+# What a worked example has besides answers: the first action, and values of fields.
+_OF_EXAMPLES = ("task", "thought", "action", "refine_thought", "next_observation", "futures", "reward")
+_OF_EXAMPLES += ("score", "success_threshold", "outcome")
+# Prompts whose answers it can have, in the order in which it has them.
+_ANSWERED = ("critique", "future", "evaluation", "correctness", "refine", "successor", "backup", "backup_terminated")
+_ANSWERED += ("backup_future", "backup_future_terminated", "backup_correctness")
+_NUM_REPEATED = 6  # words in a row, which an answer seldom shares with its question by chance
 
 
 def render(template: str, **values: str) -> str:
     """Fill in the fields of a template. Other braces, and braces in the values, stay as they are."""
     return _FIELD.sub(lambda match: values[match.group(1)], template)
+
+
+def _runs_of_words(text: str) -> set[tuple[str, ...]]:
+    words = re.findall(r"\w+", text.lower())
+    return {tuple(words[i : i + _NUM_REPEATED]) for i in range(len(words) - _NUM_REPEATED + 1)}
 
 
 def numbered(futures: list[str]) -> str:
@@ -257,7 +299,8 @@ class NLACPrompts:
         backup (`str`, *optional*):
             Asks for the judgement that joins the observation and the predicted future, p_tpred.
         backup_terminated (`str`, *optional*):
-            The same where the task ended: shows `{next_observation}` and the final `{score}`.
+            The same where the task ended: shows `{next_observation}` and the final `{score}`; `{success_threshold}`
+            and `{outcome}` ("succeeded" or "failed") are optional.
         backup_future (`str`, *optional*):
             Asks for the same as `backup` without the verdict (k > 1).
         backup_future_terminated (`str`, *optional*):
@@ -276,16 +319,19 @@ class NLACPrompts:
             Asks a reasoning model to rewrite the thoughts before a backup, in `<corrected_think>` tags.
         correct_refine (`str`, *optional*):
             Asks a reasoning model to rewrite the thoughts before a refined action, in `<corrected_think>` tags.
-        examples (`dict[str, list[str]]`, *optional*):
-            Worked examples of answers, by the name of the prompt that asks for them; those of `format_react` and
-            `format_text` are for all actions in that format. They become turns of the conversation, each after the
-            prompt, which is then asked again. Small models need them; [`WORKED_EXAMPLES`] has some for every role.
+        examples (`list[dict[str, str]]`, *optional*):
+            Worked examples, which every conversation begins with. Each has a `task`, the `action` taken (and with
+            `action_format="react"` the `thought` before it), and answers to prompts, by their names, in the order in
+            which they are asked; that to `refine` is an action (`refine_thought`). Fields of the prompts have values
+            of the same names. Small models need examples; [`WORKED_EXAMPLES`] has two.
         example (`str`, *optional*):
-            Comes before the prompt where an example answers it.
+            Comes before the task of an example.
+        after_examples (`str`, *optional*):
+            Comes before the task after the last example.
 
     Raises:
         ValueError: If a prompt is not a text, lacks a required field, or has one for which there is no value, or if
-            there are examples of a prompt that does not exist, or that cannot be read.
+            an example lacks its task or action, has an answer to no prompt, or one that cannot be read.
     """
 
     policy: str = POLICY
@@ -310,25 +356,12 @@ class NLACPrompts:
     refine: str = REFINE
     correct_backup: str = CORRECT_BACKUP
     correct_refine: str = CORRECT_REFINE
-    examples: dict[str, list[str]] = field(default_factory=dict)
+    examples: list[dict[str, str]] = field(default_factory=list)
     example: str = EXAMPLE
+    after_examples: str = AFTER_EXAMPLES
 
     def __post_init__(self):
         prompts = {name: text for name, text in vars(self).items() if name != "examples"}
-        if not isinstance(self.examples, dict):
-            raise ValueError(f"`examples` must map names of prompts to lists of texts, got {self.examples!r}.")
-        for name, text in self.examples.items():
-            if name not in _ANSWERED:
-                raise ValueError(f"`examples` has examples of `{name}`. Prompts with examples are: {_ANSWERED}.")
-            if not isinstance(text, list) or not all(isinstance(example, str) for example in text):
-                raise ValueError(f"`examples` of the prompt `{name}` must be a list of texts, got {text!r}.")
-            parse = _PARSERS.get(name, str)
-            for example in text:
-                if parse(example) is None:
-                    raise ValueError(
-                        f"An example of the prompt `{name}` does not have the form in which its answers are read, so "
-                        f"the model would learn one that is not: {example!r}"
-                    )
         for name, text in prompts.items():
             if not isinstance(text, str):
                 raise ValueError(f"The prompt `{name}` must be a text, got {text!r}. Leave it out for the default.")
@@ -343,25 +376,44 @@ class NLACPrompts:
                     f"The prompt `{name}` has the field `{{{min(unknown)}}}`, for which it gets no value: {text!r}"
                 )
 
+        if not isinstance(self.examples, list):
+            raise ValueError(f"`examples` must be a list of worked examples, got {self.examples!r}.")
+        for example in self.examples:
+            self._check_example(example)
+
+    def _check_example(self, example: Any) -> None:
+        of_texts = isinstance(example, dict) and all(isinstance(text, str) for text in example.values())
+        if not of_texts or not {"task", "action"} <= example.keys():
+            raise ValueError(f"An example must map names to texts, `task` and `action` among them, got {example!r}.")
+        for name, text in example.items():
+            if name not in _ANSWERED + _OF_EXAMPLES:
+                raise ValueError(f"An example answers `{name}`. What it can have is: {_OF_EXAMPLES + _ANSWERED}.")
+            if _PARSERS.get(name, str)(text) is None:
+                raise ValueError(
+                    f"An example's answer to the prompt `{name}` does not have the form in which its answers are "
+                    f"read, so the model would learn one that is not: {text!r}"
+                )
+            missing = set(_FIELD.findall(vars(self)[name])) - example.keys() if name in _ANSWERED else set()
+            if missing - {"action_format", "tools"}:
+                raise ValueError(f"An example answers `{name}`, and lacks its field `{min(missing)}`: {example!r}")
+
     def action_format(self, name: str) -> str:
         """Describe an action in the format `name`."""
         return {"react": self.format_react, "text": self.format_text, "tool_call": self.format_tool_call}[name]
 
     def question(self, name: str, **values: str) -> list[Message]:
-        """Ask the prompt `name`, with its fields filled in, after its examples. The last message is the user's."""
-        question = render(vars(self)[name], **values)
-        return [*self._examples(name, question), {"role": "user", "content": question}]
+        """Ask the prompt `name`, with its fields filled in."""
+        return [{"role": "user", "content": render(vars(self)[name], **values)}]
 
     def refinement(self, format_name: str) -> list[Message]:
-        """Ask for an action in place of the last one, after the examples of the format `format_name`."""
-        question = render(self.refine, action_format=self.action_format(format_name))
-        return [*self._examples(f"format_{format_name}", question), {"role": "user", "content": question}]
+        """Ask for an action in place of the last one, in the format `format_name`."""
+        return self.question("refine", action_format=self.action_format(format_name))
 
     def opening(
         self, task: list[Message], format_name: str, tools: list[dict[str, Any]], instructions: str = ""
     ) -> list[Message]:
         """
-        Compose the conversation up to the first action: the system message, the examples of actions, and the task.
+        Compose the conversation up to the first action: the system message, the worked examples, and the task.
 
         Args:
             task (`list[dict[str, Any]]`):
@@ -370,14 +422,39 @@ class NLACPrompts:
                 As in [`system`].
         """
         system = self.system(format_name, tools, instructions)
-        shown = self._examples(f"format_{format_name}", "")
+        shown = [message for example in self.examples for message in self._worked(example, format_name)]
+        if shown:
+            opens = task[0]["role"] == "user"
+            own = f"{self.after_examples}\n{task[0]['content'] if opens else ''}".strip()
+            task = [{"role": "user", "content": own}, *(task[1:] if opens else task)]
         return [*([{"role": "system", "content": system}] if system else []), *shown, *task]
 
-    def _examples(self, name: str, question: str) -> list[Message]:
-        """Let each example of the prompt `name` answer a question."""
-        asked = {"role": "user", "content": f"{self.example}\n\n{question}".strip()}
-        examples = self.examples.get(name, [])
-        return [turn for example in examples for turn in (asked, {"role": "assistant", "content": example})]
+    def _worked(self, example: dict[str, str], format_name: str) -> list[Message]:
+        """Write a worked example as a conversation."""
+
+        def act(thought: str, action: str) -> str:
+            return f"Thought: {thought}\nAction: {action}" if format_name == "react" else action
+
+        messages = [
+            {"role": "user", "content": f"{self.example}\n{example['task']}".strip()},
+            {"role": "assistant", "content": act(example.get("thought", ""), example["action"])},
+        ]
+        values = {"action_format": self.action_format(format_name), "tools": "", **example}
+        for name, answer in example.items():
+            if name in _ANSWERED:
+                answer = act(example.get("refine_thought", ""), answer) if name == "refine" else answer
+                messages += [*self.question(name, **values), {"role": "assistant", "content": answer}]
+        return messages
+
+    def repeated_in(self, texts: list[str]) -> list[bool]:
+        """
+        Tell which answers repeat several words in a row of what the roles are asked, or of a worked example. Small
+        models do, and such an answer says nothing, though it can be read.
+        """
+        said = [value for value in vars(self).values() if isinstance(value, str)]
+        said += [value for example in self.examples for value in example.values()]
+        known = set().union(*map(_runs_of_words, said))
+        return [not known.isdisjoint(_runs_of_words(text)) for text in texts]
 
     def system(self, format_name: str, tools: list[dict[str, Any]], instructions: str = "") -> str:
         """

@@ -7,7 +7,7 @@ steps of several kinds (text, ReAct, tools), with the same seeds, so that a role
 
     python -m benchmarks.formats.run --json benchmarks/results/formats.json
 
-Meaning is computed from what is known of a step. No answer repeats six words of a prompt. A critique's advice does not
+Meaning is computed from what is known of a step. No answer repeats six words of a prompt or of a worked example. A critique's advice does not
 begin with the criticised action. A Bellman target repeats half of the words that were observed, and if the task ended,
 its verdict agrees with the score. A refined action differs from the action, and has what its critique told it to do.
 """
@@ -29,7 +29,7 @@ from trl_nlac import NLACPrompts
 from trl_nlac.chat.encoder import ChatEncoder
 from trl_nlac.chat.tokenizer import ending_token_ids
 from trl_nlac.episodes.logs import episodes_from_logs, logs_dataset
-from trl_nlac.evaluation.health import backup_fidelity, echoes
+from trl_nlac.evaluation.health import backup_fidelity
 from trl_nlac.evaluation.metrics import wilson_interval
 from trl_nlac.generation.transformers import TransformersGenerator
 from trl_nlac.method.backup import bellman_targets
@@ -65,7 +65,7 @@ def ask_roles(roles: Roles, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     answers = {
         "policy": roles.act([transition.state for transition in transitions]),
         "critic": critiques(roles, state_actions),
-        "backup": bellman_targets(roles, transitions, "monte_carlo"),
+        "backup": bellman_targets(roles, transitions, "explicit"),
         "refine": ask_refined(roles, state_actions, told),
     }
     return [
@@ -85,7 +85,7 @@ def faults(roles: Roles, role: str, answer: Answer, transition: Transition, acti
     """Name what is wrong with the meaning of an answer that can be read."""
     if answer.parsed is None:
         return []
-    action, found = transition.turn.action, {"echo": echoes([answer.text], roles.prompts)[0]}
+    action, found = transition.turn.action, {"echo": roles.prompts.repeated_in([answer.text])[0]}
     if role == "critic":
         begins = re.split(r"\b(?:instead|rather|not|because)\b", answer.parsed.advice or "")[0]
         found["advises the action"] = bool(_words(action)) and _words(action) in _words(begins)
@@ -161,8 +161,7 @@ def main() -> None:
     parser.add_argument("--page", type=Path, help="Markdown file in which to replace the results.")
     args = parser.parse_args()
     tokenizer = AutoTokenizer.from_pretrained(args.model)
-    # Faster than bf16 on a CPU without AMX.
-    model = AutoModelForCausalLM.from_pretrained(args.model, dtype=torch.float32)
+    model = AutoModelForCausalLM.from_pretrained(args.model, dtype=torch.bfloat16)
     endings = ending_token_ids(tokenizer, ChatEncoder(tokenizer).stop_ids, model.generation_config)
     generator = TransformersGenerator(None, tokenizer, endings, args.batch_size)
     report = {

@@ -215,10 +215,12 @@ def test_form_and_meaning_of_every_role():
     rows = [row for row in json.loads(CONVERSATIONS.read_text()) if row["action_format"] == "text"]
     steps = sum(len(row["advice"]) for row in rows)
     advised = [f"{step['action_has']} please" for row in rows for step in row["advice"]]
-    yes, echo = "Future: It works.\nOptimality: Yes", "Call no tool, and write nothing after the judgement."
+    yes, echo = "Future: It works.\nOptimality: Yes", "Write these two lines, and nothing else."
     critiques = [yes, f"{yes}\n{echo}", *[yes] * (steps - 2)]
     backups = [f"Future: {turn['content']}\nOptimality: Yes" for row in rows for turn in row["messages"][2::2]]
-    roles = make_roles([*advised, *critiques, *backups, *advised], NLACPrompts(), max_prompt_length=None)
+    going_on = sum(len(row["advice"]) - 1 for row in rows)  # steps after which the policy acts and is criticised
+    answers = [*advised, *critiques, *["wait"] * going_on, *[yes] * going_on, *backups, *advised]
+    roles = make_roles(answers, NLACPrompts(), max_prompt_length=None)
     measured = rates(answers := ask_roles(roles, rows))
     assert all(of_role["number"] == steps and of_role["form"] == 1 for of_role in measured.values())
     assert measured["policy"]["meaning"] == measured["refine"]["meaning"] == 1

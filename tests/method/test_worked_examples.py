@@ -15,47 +15,55 @@ from trl_nlac.types import RunRefused
 CPU = torch.device("cpu")
 
 
-def make_own_roles(answers: list[str]):
-    """Make roles whose prompts nobody shares."""
-    roles = make_roles(answers, max_format_retries=0)
-    roles.prompts = replace(roles.prompts, examples={})
-    return roles
+ASKED = "Critique? route legal amber ticket noon dusk"
 
 
 def choose(answers: list[str], caplog):
     """Ask the roles about two transitions, the last of which ends its task, with scripted answers."""
-    roles = make_own_roles(answers)
+    roles = make_roles(answers, max_format_retries=0)
+    roles.prompts = replace(roles.prompts, examples=[], critique=ASKED)  # which nobody shares
     examples = WorkedExamples(roles, is_on=True)
-    forecast = examples.choose([make_transitions(roles)[0].episode], num_samples=8, seed=0, device=CPU)
-    return roles, examples, caplog.text, forecast
+
+    def begin_again():
+        return [make_transitions(roles)[0].episode]
+
+    return roles, examples, examples.choose(begin_again(), begin_again, "monte_carlo", 0, CPU), caplog.text
 
 
 READ = [CRITIQUE, CRITIQUE, "a", "b", CRITIQUE, CRITIQUE, "c", "d"]  # critic, policy, backup, refinement
+FIRST = WORKED_EXAMPLES[0]
 
 
 class TestChoose:
     def test_roles_that_keep_to_their_form_are_left_alone(self, caplog):
-        roles, examples, text, forecast = choose(READ, caplog)
-        assert not roles.prompts.examples and not text and not examples.is_due
+        roles, examples, look, text = choose(READ, caplog)
+        assert not examples.are_shown and not text and not examples.is_due
+        assert look.rates == {"policy": 1.0, "critic": 1.0, "backup": 1.0, "refine": 1.0}
         num_tokens = sum(len(roles.chat.completion(answer)) for answer in READ) / 2  # about a transition
+        forecast = look.forecast(8)
         assert f"8 samples, up to 40 answers of the roles, about {8 * 1.25 * num_tokens:,.0f} tokens, 0:0" in forecast
 
-    def test_a_role_that_does_not_is_shown_examples(self, caplog):
-        # Policy and backup, which were read, are not asked again; there was one refined action.
-        roles, examples, text, _ = choose(["mumble", *READ[1:7], *READ[:2], *READ[6:]], caplog)
-        shown = {"critique", "evaluation", "correctness"}
-        assert set(roles.prompts.examples) >= shown and "backup" not in roles.prompts.examples
-        assert "critic 0.50, with them 1.00" in text
-        last = [prompt for prompt in asked(roles) if "Critique?" in prompt][-1]
-        assert WORKED_EXAMPLES["critique"][0].split(".")[0] in last
-        again = WorkedExamples(make_own_roles([]), is_on=True)
+    @pytest.mark.parametrize("bad", ["mumble", f"{CRITIQUE} {ASKED}"])
+    def test_a_model_that_does_not_begins_again_with_examples(self, bad, caplog):
+        """Nor does one that repeats its question, whether that can be read or not."""
+        roles, examples, look, text = choose([bad, *READ[1 : 8 if bad != "mumble" else 7], *READ], caplog)
+        assert examples.are_shown and roles.prompts.examples == WORKED_EXAMPLES
+        assert "critic 0.50, then 1.00" in text and look.rates["critic"] == 1.0
+        assert [FIRST["task"] in prompt for prompt in asked(roles)] == [False] * (len(asked(roles)) - 8) + [True] * 8
+        again = WorkedExamples(roles, is_on=True)
         again.load_state_dict(examples.state_dict())
-        assert again.roles.prompts.examples.keys() == roles.prompts.examples.keys() and not again.is_due
+        assert again.are_shown and not again.is_due
+
+    def test_examples_that_are_copied_do_not_help(self, caplog):
+        """Each answer can be read, and says nothing."""
+        copied = [FIRST["critique"], FIRST["critique"], "a", "b", FIRST["backup"], FIRST["backup"], "c", "d"]
+        _, examples, look, text = choose(["mumble", *READ[1:7], *copied], caplog)
+        assert not examples.are_shown and not text and look.rates["critic"] == 0.5
 
     def test_a_role_that_nobody_can_read_ends_the_run(self, caplog):
         bad = ["mumble", "mumble", *READ[2:6]]
-        with pytest.raises(RunRefused, match=r"can be read of: critic \(0%\)"):
-            choose([*bad, *bad[:2]], caplog)
+        with pytest.raises(RunRefused, match=r"can be used of: critic \(0%\)"):
+            choose([*bad, *bad], caplog)
 
 
 class TestTrainer:

@@ -2,7 +2,6 @@
 
 """Watch the roles and success: one set of weights plays all roles, and can forget some."""
 
-import re
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,7 +10,6 @@ from accelerate.logging import get_logger
 
 from ..episodes.text_environment import Oracle
 from ..method.roles import TOO_LONG, Roles
-from ..prompts import NLACPrompts
 from ..types import Answer, Critique, Refinement, Transition
 from .metrics import wilson_interval
 from .oracle import judge_refinements
@@ -21,7 +19,6 @@ logger = get_logger(__name__)
 
 _WEIGHT_OF_NEWEST = 0.2  # in smoothed metrics
 WARNING_RATIO = 0.7
-_NUM_ECHOED = 6  # words of a question in a row, which an answer seldom has by chance
 _WARM_UP = 5  # values before the first warning of a role
 _OF_REFINED_ACTIONS = ("refine/changed_rate", "health/advice_repeats_action", "oracle/refined_better_rate")
 _NUM_EPISODES = 40  # the last ones, whose success is watched
@@ -32,17 +29,6 @@ def backup_fidelity(transition: Transition, target: Critique) -> float:
     observed = Counter(transition.turn.next_observation.lower().split())
     repeated = Counter(target.future.lower().split())
     return sum((observed & repeated).values()) / sum(observed.values())
-
-
-def echoes(texts: list[str], prompts: NLACPrompts) -> list[bool]:
-    """Tell which answers repeat several words in a row of what the roles are asked, as "Call no tool, and write"."""
-    asked = set().union(*(_runs_of_words(prompt) for prompt in vars(prompts).values() if isinstance(prompt, str)))
-    return [not asked.isdisjoint(_runs_of_words(text)) for text in texts]
-
-
-def _runs_of_words(text: str) -> set[tuple[str, ...]]:
-    words = re.findall(r"\w+", text.lower())
-    return {tuple(words[i : i + _NUM_ECHOED]) for i in range(len(words) - _NUM_ECHOED + 1)}
 
 
 def health_metrics(
@@ -64,7 +50,7 @@ def health_metrics(
             for transition, target in written
             if transition.terminated and target.parsed.optimal is not None
         ],
-        "health/prompt_echoed": [float(echo) for echo in echoes(texts, roles.prompts)],
+        "health/prompt_echoed": [float(is_one) for is_one in roles.prompts.repeated_in(texts)],
         "backup/optimal_rate": [float(t.parsed.optimal) for _, t in written if t.parsed.optimal is not None],
         "health/refine_compliance": [float(r.complies) for r in asked if not r.is_kept],
         "health/advice_repeats_action": [

@@ -125,9 +125,10 @@ def _terminated_prompts(roles: Roles, transitions: list[Transition]) -> dict[int
 
 
 def _score_values(roles: Roles, transition: Transition) -> dict[str, str]:
-    """The final score and its scale, as prompts show them."""
-    numbers = {"score": transition.episode.score, "success_threshold": roles.options.success_threshold}
-    return {name: f"{number:g}" for name, number in numbers.items()}
+    """The final score, its scale and what it means, as prompts show them."""
+    score, threshold = transition.episode.score, roles.options.success_threshold
+    outcome = "succeeded" if score >= threshold else "failed"
+    return {"score": f"{score:g}", "success_threshold": f"{threshold:g}", "outcome": outcome}
 
 
 def _observed(roles: Roles, transition: Transition) -> str:

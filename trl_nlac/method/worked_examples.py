@@ -1,22 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Look before training: which roles keep to their form, and which need worked examples."""
+"""Look before training: do the roles keep to their forms, and do worked examples help?"""
 
 import logging
 import time
-from collections.abc import Collection
+from collections.abc import Callable
 from datetime import timedelta
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from accelerate.utils import gather_object
 
-from ..prompts import WORKED_EXAMPLES
-from ..types import Answer, Episode, RunRefused, Transition
+from ..prompts import WORKED_EXAMPLES, WORKED_SOLUTIONS
+from ..types import Answer, Episode, RunRefused
 from .backup import backup_questions, write_targets
 from .critic import critiques
 from .refinement import ask_refined
 from .roles import Roles
+from .states import opening_ids
 
 
 logger = logging.getLogger(__name__)
@@ -24,15 +25,67 @@ logger = logging.getLogger(__name__)
 NUM_STEPS = 8  # about which each process asks each role
 ENOUGH = 0.8  # share of answers that can be read, below which a role is shown examples
 LEAST = 0.2  # below which nothing can be learned from it
-_ROLES = ("policy", "critic", "backup", "refine")
-_OF_CRITIC = ("critique", "evaluation", "future", "correctness")
-_OF_BACKUP = ("backup", "backup_terminated", "backup_future", "backup_future_terminated", "backup_correctness")
+
+
+class Look(NamedTuple):
+    """
+    What the roles answer about a few transitions.
+
+    Args:
+        rates (`dict[str, float]`):
+            By role, the share of its answers, over all processes, that can be read and do not repeat the prompt.
+        num_asked (`int`):
+            Number of transitions of this process.
+        num_tokens (`int`), num_cut (`int`):
+            Number of tokens of its answers, and of answers that reached their limit.
+        seconds (`float`):
+            How long it took.
+    """
+
+    rates: dict[str, float]
+    num_asked: int
+    num_tokens: int
+    num_cut: int
+    seconds: float
+
+    @property
+    def value(self) -> float:
+        """The mean rate, in which more than enough counts as enough."""
+        return sum(min(rate, ENOUGH) for rate in self.rates.values()) / len(self.rates)
+
+    def forecast(self, num_samples: int) -> str:
+        """Say how long an iteration takes if its answers are as long and as fast as these."""
+        of_sample = 1.25 * self.num_tokens / max(1, self.num_asked)  # besides four answers the successor model's
+        minutes = timedelta(seconds=round(num_samples * of_sample * self.seconds / max(1, self.num_tokens)))
+        return (
+            f"first iteration: {num_samples:,} samples, up to {5 * num_samples:,} answers of the roles, about "
+            f"{num_samples * of_sample:,.0f} tokens, {minutes} at the speed of the first answers"
+        )
+
+    def check(self, max_completion_length: int) -> None:
+        """
+        Raises:
+            RunRefused: If hardly any answer of a role can be used.
+        """
+        lost = [f"{role} ({rate:.0%})" for role, rate in self.rates.items() if rate < LEAST]
+        remedy = "Use a model that follows instructions better, adapt the prompts (`prompts`), or set `action_format`"
+        if self.num_cut:
+            remedy = (
+                f"Raise `max_completion_length` ({max_completion_length}), at which {self.num_cut} answers were cut "
+                "off; a model that thinks before it answers needs thousands of tokens, or its template's option to "
+                "turn thinking off in `chat_template_kwargs`"
+            )
+        if lost:
+            raise RunRefused(
+                f"Hardly any answer can be used of: {', '.join(lost)}. Nothing could be learned from it, and nothing "
+                f"was trained. {remedy}; `examples='given'` trains all the same."
+            )
 
 
 class WorkedExamples:
     """
-    Ask each role about the first transitions, and show worked examples to those that seldom keep to their form
-    (`examples="auto"`). Small models need them; they cost a longer prompt.
+    Look at how the roles answer before they are trained, and show worked examples to a model that seldom keeps to
+    their forms (`examples="auto"`). Small models need them; they cost longer prompts.
 
     Args:
         roles ([`~method.roles.Roles`]):
@@ -44,112 +97,98 @@ class WorkedExamples:
     def __init__(self, roles: Roles, is_on: bool):
         self.roles = roles
         self.is_due = is_on
-        self._shown: list[str] = []
 
-    def choose(self, episodes: list[Episode], num_samples: int, seed: int, device: torch.device) -> str:
+    @property
+    def are_shown(self) -> bool:
+        """Whether the roles see examples, chosen here or given."""
+        return bool(self.roles.prompts.examples)
+
+    def choose(
+        self,
+        episodes: list[Episode],
+        begin_again: Callable[[], list[Episode]],
+        bootstrap: str,
+        seed: int,
+        device: torch.device,
+    ) -> Look:
         """
-        Choose by the answers to questions about a few transitions of the first episodes. Returns a forecast: how long
-        it takes to ask as much about each of `num_samples`. All processes call this with the initial weights; the
-        random state of training does not change.
+        Look, and if a role seldom keeps to its form, begin again with the examples. They stay if they help. All
+        processes call this with the initial weights; the random state of training does not change.
+
+        Args:
+            episodes (`list[Episode]`):
+                What there is to look at.
+            begin_again (`Callable[[], list[Episode]]`):
+                Plays or reads episodes that begin with the examples.
+            bootstrap (`str`):
+                As in [`~method.backup.backup_questions`].
+            seed (`int`), device (`torch.device`):
+                Of the answers.
 
         Raises:
-            RunRefused: If a role cannot be read, with examples either.
+            RunRefused: If hardly any answer of a role can be used, with examples either.
         """
         self.is_due = False
+        look = self.look(episodes, bootstrap, seed, device)
+        is_weak = any(rate < ENOUGH for rate in look.rates.values())
+        if is_weak and not self.are_shown and self._show(episodes[0]):
+            shown = self.look(begin_again(), bootstrap, seed, device)
+            if shown.value > look.value:
+                rates = ", ".join(
+                    f"{role} {look.rates.get(role, 0.0):.2f}, then {rate:.2f}" for role, rate in shown.rates.items()
+                )
+                logger.warning(f"`examples='auto'` shows worked examples. Answers that can be used: {rates}.")
+                look = shown
+            else:
+                self.roles.prompts.examples.clear()
+        look.check(self.roles.options.max_completion_length)
+        return look
+
+    def _show(self, episode: Episode) -> bool:
+        """Show the examples, if there are some for the task of an episode and they leave it half of a prompt."""
+        roles, options = self.roles, self.roles.options
+        if options.num_futures == 1:
+            roles.prompts.examples[:] = WORKED_SOLUTIONS if options.single_step else WORKED_EXAMPLES
+            opening = opening_ids(roles.actions, roles.prompts, list(episode.opening), list(episode.tools))
+            if options.max_prompt_length and len(opening) > options.max_prompt_length // 2:
+                roles.prompts.examples.clear()
+        return self.are_shown
+
+    def look(self, episodes: list[Episode], bootstrap: str, seed: int, device: torch.device) -> Look:
+        """Ask each role about a few transitions of episodes."""
         transitions = [transition for episode in episodes for transition in episode.transitions]
         transitions = transitions[:: max(1, len(transitions) // NUM_STEPS)][:NUM_STEPS]
-        with self.roles.aside(seed, device):
-            start = time.perf_counter()
-            first, num_cut, num_tokens = self._rates(transitions, _ROLES)
-            seconds = time.perf_counter() - start
-            last = first
-            weak = [role for role, rate in first.items() if rate < ENOUGH]
-            names = self._prompts_of(weak)
-            if names:
-                self._show(names)
-                last, num_cut, _ = self._rates(transitions, [role for role in _ROLES if role in {*weak, "refine"}])
-        if f"format_{self.roles.actions.name}" in names:
-            last["policy"] = max(last["policy"], ENOUGH)  # its states are older than the examples
-        self._show([])
-        self._show(self._prompts_of([role for role, rate in first.items() if rate < min(ENOUGH, last.get(role, 1.0))]))
-        last = {role: max(rate, last.get(role, 0.0)) for role, rate in first.items()}
-        if self._shown:
-            shown = ", ".join(f"{role} {rate:.2f}, with them {last[role]:.2f}" for role, rate in first.items())
-            logger.warning(f"`examples='auto'`: worked examples are shown. Answers that can be read: {shown}.")
-        lost = [f"{role} ({rate:.0%})" for role, rate in last.items() if rate < LEAST]
-        if lost:
-            remedy = (
-                "Use a model that follows instructions better, adapt the prompts (`prompts`), or set `action_format`"
-            )
-            if num_cut:
-                remedy = (
-                    f"Raise `max_completion_length` ({self.roles.options.max_completion_length}), at which "
-                    f"{num_cut} answers were cut off; a model that thinks before it answers needs thousands of "
-                    "tokens, or its template's option to turn thinking off in `chat_template_kwargs`"
-                )
-            raise RunRefused(
-                f"Hardly any answer can be read of: {', '.join(lost)}. Nothing could be learned from it, and nothing "
-                f"was trained. {remedy}; `examples='given'` trains all the same."
-            )
-        return _forecast(num_samples, len(transitions), num_tokens, seconds)
-
-    def _rates(self, transitions: list[Transition], names: Collection[str]) -> tuple[dict[str, float], int, int]:
-        """
-        Return the share of the answers of each named role, over all processes, that can be read, how many answers of
-        this process reached the limit of tokens, and how many tokens it wrote.
-        """
-        roles, state_actions = self.roles, [transition.state_action for transition in transitions]
-        answers: dict[str, list[Answer]] = {}
-        if "critic" in names or "refine" in names:
-            answers["critic"] = critiques(roles, state_actions)
-        if "policy" in names:
-            answers["policy"] = roles.act([transition.state for transition in transitions])
-        if "backup" in names:
-            questions = backup_questions(roles, transitions, "monte_carlo")
-            answers["backup"] = write_targets(roles, transitions, questions)
-        if "refine" in names:
-            pairs = zip(state_actions, answers["critic"], strict=True)
-            readable = [(prompt, critique) for prompt, critique in pairs if critique.parsed is not None]
-            answers["refine"] = ask_refined(roles, *map(list, zip(*readable, strict=True))) if readable else []
-        given = [answer for of in answers.values() for answer in of]
-        counted = gather_object(
-            [{role: (sum(a.parsed is not None for a in of), len(of)) for role, of in answers.items()}]
-        )
+        start, roles = time.perf_counter(), self.roles
+        state_actions = [transition.state_action for transition in transitions]
+        with roles.aside(seed, device):
+            judged = critiques(roles, state_actions)
+            readable = [pair for pair in zip(state_actions, judged, strict=True) if pair[1].parsed is not None]
+            answers = {
+                "policy": roles.act([transition.state for transition in transitions]),
+                "critic": judged,
+                "backup": write_targets(roles, transitions, backup_questions(roles, transitions, bootstrap)),
+                "refine": ask_refined(roles, [prompt for prompt, _ in readable], [given for _, given in readable]),
+            }
+        counted = gather_object([{role: (self._num_usable(of), len(of)) for role, of in answers.items()}])
         sums = {role: [sum(numbers) for numbers in zip(*(c[role] for c in counted), strict=True)] for role in answers}
-        rates = {role: readable / asked for role, (readable, asked) in sums.items() if asked}
-        return rates, sum(not answer.finished for answer in given), sum(len(answer.token_ids) for answer in given)
+        given = [answer for of in answers.values() for answer in of]
+        return Look(
+            {role: usable / asked for role, (usable, asked) in sums.items() if asked},
+            len(transitions),
+            sum(len(answer.token_ids) for answer in given),
+            sum(not answer.finished for answer in given),
+            time.perf_counter() - start,
+        )
 
-    def _prompts_of(self, names: list[str]) -> list[str]:
-        """Return the prompts of roles for which there are worked examples, and none of the user's own."""
-        of_action = (f"format_{self.roles.actions.name}",)
-        of_role = {"policy": of_action, "refine": of_action, "critic": _OF_CRITIC, "backup": _OF_BACKUP}
-        prompts = dict.fromkeys(prompt for role in names for prompt in of_role[role])
-        return [
-            prompt for prompt in prompts if prompt in WORKED_EXAMPLES and not self.roles.prompts.examples.get(prompt)
-        ]
-
-    def _show(self, names: list[str]) -> None:
-        examples = self.roles.prompts.examples
-        for name in self._shown:
-            del examples[name]
-        examples.update({name: WORKED_EXAMPLES[name] for name in names})
-        self._shown = names
+    def _num_usable(self, answers: list[Answer]) -> int:
+        repeated = self.roles.prompts.repeated_in([answer.text for answer in answers])
+        return sum(a.parsed is not None and not r for a, r in zip(answers, repeated, strict=True))
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state for a checkpoint."""
-        return {"is_due": self.is_due, "shown": self._shown}
+        return {"is_due": self.is_due, "shown": list(self.roles.prompts.examples)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Load a state from [`~WorkedExamples.state_dict`]."""
         self.is_due = state["is_due"]
-        self._show(state["shown"])
-
-
-def _forecast(num_samples: int, num_asked: int, num_tokens: int, seconds: float) -> str:
-    """Say how long the first iteration will take, if its answers are as long and as fast as the first ones."""
-    of_sample = 1.25 * num_tokens / max(1, num_asked)  # besides these four answers the successor model's
-    minutes = timedelta(seconds=round(num_samples * of_sample * seconds / max(1, num_tokens)))
-    return (
-        f"first iteration: {num_samples:,} samples, up to {5 * num_samples:,} answers of the roles, about "
-        f"{num_samples * of_sample:,.0f} tokens, {minutes} at the speed of the first {4 * num_asked} answers"
-    )
+        self.roles.prompts.examples[:] = state["shown"]

@@ -112,9 +112,9 @@ class TrainingOptions:
         > Parameters that control watching
 
         examples (`str`, *optional*, defaults to `"auto"`):
-            Whether to look before training: `"auto"` asks each role about the first transitions, shows worked examples
-            to those of which less than 0.8 of the answers can be read, and ends a run with a role below 0.2.
-            `"given"` takes the prompts as they are.
+            Whether to look before training: `"auto"` asks each role about the first transitions. If less than 0.8 of
+            the answers of one can be read and say more than the prompt, it begins again with worked examples, and
+            keeps them if they help; it ends a run with a role below 0.2. `"given"` takes the prompts as they are.
         max_environment_failure_rate (`float`, *optional*, defaults to `0.5`):
             Share of failed environments above which training stops, with a checkpoint. The last 100 episodes count. An
             evaluation with more is not compared with others.

@@ -204,7 +204,7 @@ def make_roles(
     roles = Roles(
         generator,
         loaded.chat,
-        replace(prompts or NLACPrompts(), examples={**prompts.examples} if prompts else {}),
+        replace(prompts or NLACPrompts(), examples=[*prompts.examples] if prompts else []),
         args,
         args.vllm_structured_outputs_regex,
         shows_progress=not args.disable_tqdm and accelerator.is_main_process,

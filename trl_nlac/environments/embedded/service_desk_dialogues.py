@@ -32,6 +32,7 @@ from .service_desk import (
     has_ended,
     parse_call,
     random_call,
+    wrong_call,
 )
 
 
@@ -186,6 +187,8 @@ def _play(rng: random.Random, desk: ServiceDesk, state: DeskState, knows: bool, 
 def _guess(rng: random.Random, desk: ServiceDesk, state: DeskState, skill: float, history: Steps) -> Call:
     """Draw a call whose arguments are right with probability `skill`, sometimes based on the last refusal."""
     rule = desk.rules[state.request]
+    if not desk.names_values and rng.random() < 0.5:  # else the last arguments are seldom the first wrong ones
+        return wrong_call(rng, rule, VALUES, rng.randrange(len(rule)))
     call = _mended(rng, history) if rng.random() < 0.5 else random_call(rng, VALUES)
     return tuple(right if rng.random() < skill else value for value, right in zip(call, rule, strict=True))
 
