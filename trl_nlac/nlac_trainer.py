@@ -86,31 +86,12 @@ class NLACTrainer(PublishedTrainer, ComparedEvaluations, RunTrainer):
     | 9 | policy loss on refined actions | [`~method.refinement.sample_attempts`], `refine_attempts`, `compute_loss` |
     | 10 | target weights | [`TargetWeights.update`] |
 
-    Example:
+    Example, with the environment of the README:
 
     ```python
-    from datasets import Dataset
-    from trl_nlac import NLACConfig, NLACTrainer
-    from trl_nlac.environments import StepResult
-
-
-    class GuessTheNumber:
-        def reset(self, number):
-            self.number = number
-            return "Guess a number from 1 to 100."
-
-        def step(self, action):
-            if not action.isdecimal():
-                return StepResult("That is not a number.")
-            guess = int(action)
-            if guess == self.number:
-                return StepResult("Right!", reward=1.0, terminated=True)
-            return StepResult("Higher." if guess < self.number else "Lower.")
-
-
     trainer = NLACTrainer(
         model="Qwen/Qwen2.5-0.5B-Instruct",
-        args=NLACConfig(output_dir="guess", action_format="text"),
+        args=NLACConfig(output_dir="my-agent"),
         train_dataset=Dataset.from_dict({"number": list(range(1, 101))}),
         environment_factory=GuessTheNumber,
     )

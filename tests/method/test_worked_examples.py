@@ -7,7 +7,7 @@ import torch
 from helpers.method_utils import CRITIQUE, asked, make_transitions
 from helpers.testing_utils import make_roles, make_trainer
 
-from trl_nlac.method.worked_examples import WorkedExamples
+from trl_nlac.method.worked_examples import Look, WorkedExamples
 from trl_nlac.prompts import WORKED_EXAMPLES
 from trl_nlac.types import RunRefused
 
@@ -83,6 +83,23 @@ class TestTrainer:
             RunRefused, match=r"Raise `max_completion_length` \(6\), at which \d+ answers were cut off"
         ):
             trainer.train()
+
+    @pytest.mark.parametrize("helps", [True, False])
+    def test_a_run_begins_again_with_examples(self, tmp_path, monkeypatch, helps):
+        """Episodes from before them are left out; those with them, if they do not help."""
+        short = [{"task": "dava 2", "action": "route legal jade", "critique": "Future: closed win\nOptimality: Yes"}]
+        monkeypatch.setattr("trl_nlac.method.worked_examples.WORKED_EXAMPLES", short)
+        looks = iter([0.5, 0.9 if helps else 0.4])
+        monkeypatch.setattr(WorkedExamples, "look", lambda *_: Look({"critic": next(looks)}, 1, 1, 0, 1.0))
+        options = {"examples": "auto", "max_steps": 1, "save_strategy": "steps", "save_steps": 1}
+        trainer = make_trainer(tmp_path, options)
+        trainer.train()
+        assert trainer.num_environment_steps == 2 * len(trainer.replay)
+        texts = [trainer.roles.chat.decode(episode.token_ids.tolist()) for episode in trainer.replay.episodes]
+        assert len(texts) == 4 and all(("route legal jade" in text) == helps for text in texts)
+        resumed = make_trainer(tmp_path, options | {"max_steps": 2})
+        resumed.train(resume_from_checkpoint=True)
+        assert resumed.examples.are_shown == helps and len(resumed.replay.episodes) == 8
 
     def test_a_run_is_the_same_where_nothing_is_shown(self, tmp_path):
         """Asking changes neither random state nor rates."""
