@@ -1,16 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 
 """
-How many answers of a model can be read: every role, with the first and the current prompts, with and without worked
-examples. All versions are asked about the same logged conversations, with the same seeds, so that a role does not
-depend on how well the roles before it do.
+How many answers of a model can be read: every role, with and without worked examples. Both are asked about the same
+logged conversations, with the same seeds, so that a role does not depend on how well the roles before it do.
 
     python -m benchmarks.formats.run --json benchmarks/results/formats.json
 """
 
 import argparse
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -18,7 +16,7 @@ from datasets import Dataset
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from benchmarks.real_model import real_model_path
-from benchmarks.reporting import insert, setting, write
+from benchmarks.reporting import setting, write
 from trl_nlac import NLACPrompts
 from trl_nlac.chat.encoder import ChatEncoder
 from trl_nlac.chat.tokenizer import ending_token_ids
@@ -35,18 +33,8 @@ from trl_nlac.types import Answer
 
 
 HERE = Path(__file__).parent
+VERSIONS = {"current": NLACPrompts(), "current_with_examples": NLACPrompts(examples=WORKED_EXAMPLES)}
 CRITIQUE = "Future: It goes on as before and nothing is won.\nOptimality: No. Do what was left out before."
-
-
-def versions() -> dict[str, NLACPrompts]:
-    """Return the prompts to compare, by name."""
-    first, current = NLACPrompts.from_file(HERE / "first_prompts.json"), NLACPrompts()
-    return {
-        "first": first,
-        "first_with_examples": replace(first, examples=WORKED_EXAMPLES),
-        "current": current,
-        "current_with_examples": replace(current, examples=WORKED_EXAMPLES),
-    }
 
 
 def ask_roles(roles: Roles) -> dict[str, list[Answer]]:
@@ -78,31 +66,16 @@ def measure(generator: TransformersGenerator, prompts: NLACPrompts, options: Rol
     return measured
 
 
-def table(report: dict) -> str:
-    """Write the format rates as a table."""
-    roles = list(next(iter(report["versions"].values())))
-    lines = [f"| prompts | {' | '.join(roles)} |", f"|---|{'---|' * len(roles)}"]
-    for name, measured in report["versions"].items():
-        rates = [f"{v['format_rate']:.2f} ({v['low']:.2f} to {v['high']:.2f})" for v in measured.values()]
-        lines.append(f"| {name.replace('_', ' ')} | {' | '.join(rates)} |")
-    number = len(measured[roles[0]]["answers"])
-    return (
-        f"Share of the answers of {report['model']} that can be read, {number} of each role with 95 % intervals,\n"
-        "about the same logged steps; `first` are the prompts that the package began with:\n\n" + "\n".join(lines)
-    )
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", default=str(real_model_path()), help="Model, and its adapter if it has one.")
-    parser.add_argument("--versions", nargs="+", default=list(versions()), choices=list(versions()))
+    parser.add_argument("--versions", nargs="+", default=list(VERSIONS), choices=list(VERSIONS))
     parser.add_argument("--max_completion_length", type=int, default=128)
     parser.add_argument("--min_p", type=float, default=0.05)
     parser.add_argument("--batch_size", type=int, default=16)
     parser.add_argument("--threads", type=int)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", type=Path, help="File for the results; versions that it has already are kept.")
-    parser.add_argument("--page", type=Path, help="Markdown file in which to replace the results.")
     args = parser.parse_args()
     if args.threads is not None:
         torch.set_num_threads(args.threads)
@@ -123,12 +96,10 @@ def main() -> None:
         report["versions"] = json.loads(args.json.read_text())["versions"]
     for name in args.versions:
         with generator.session(model):
-            report["versions"][name] = measure(generator, versions()[name], options, args.seed)
+            report["versions"][name] = measure(generator, VERSIONS[name], options, args.seed)
         write(report, args.json)
         rates = {role: round(values["format_rate"], 2) for role, values in report["versions"][name].items()}
         print(name, rates, flush=True)
-    if args.page is not None:
-        insert(table(report), args.page, "formats/run.py")
 
 
 if __name__ == "__main__":

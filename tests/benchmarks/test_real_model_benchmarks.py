@@ -13,7 +13,7 @@ from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from benchmarks.cells import read_cells
-from benchmarks.formats.run import ask_roles, table, versions
+from benchmarks.formats.run import VERSIONS, measure
 from benchmarks.learning.figures.table import label
 from benchmarks.learning.tasks import handbook_rows
 from benchmarks.real_learning import generalisation, handbook
@@ -217,8 +217,7 @@ def test_format_rates_of_every_role():
     generator = TransformersGenerator(None, tokenizer, [tokenizer.eos_token_id], batch_size=16)
     options = RoleOptions(action_format="react", max_completion_length=8, max_prompt_length=None)
     with generator.session(model):
-        asked = ask_roles(Roles(generator, ChatEncoder(tokenizer), versions()["current"], options))
-    assert {len(answers) for answers in asked.values()} == {15}
-    measured = {role: {"format_rate": 0.5, "low": 0.2, "high": 0.8, "answers": ["a"] * 15} for role in asked}
-    page = table({"model": "tiny", "versions": {"current_with_examples": measured}})
-    assert "| current with examples | 0.50 (0.20 to 0.80) |" in page
+        measured = measure(generator, VERSIONS["current"], options, seed=0)
+    assert measured.keys() == {"policy", "critique", "backup", "refine"}
+    for of in measured.values():
+        assert len(of["answers"]) == 15 and 0 <= of["low"] <= of["format_rate"] <= of["high"] <= 1
