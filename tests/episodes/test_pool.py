@@ -55,6 +55,14 @@ class Breaking(Instances):
         return super().step(action)
 
 
+class SlowlyClosed(Breaking):
+    """Takes a while to close."""
+
+    def close(self):
+        time.sleep(0.2)
+        super().close()
+
+
 def wait_until(is_done: Callable[[], bool], seconds: float = 10) -> None:
     """Wait for what other threads do, on a machine at its limits."""
     end = time.monotonic() + seconds
@@ -101,17 +109,13 @@ class TestInstances:
 
     @pytest.mark.parametrize("fault", ["raises", "hangs"])
     def test_those_that_are_closing_count(self, fault):
-        class SlowlyClosed(Instances):
+        class Faulty(SlowlyClosed):
             def step(self, action):
                 if fault == "raises":
                     raise RuntimeError("broken")
                 time.sleep(1)
 
-            def close(self):
-                time.sleep(0.2)
-                super().close()
-
-        episodes = play([{}] * 3, SlowlyClosed, max_instances=1, timeout=0.5)
+        episodes = play([{}] * 3, Faulty, max_instances=1, timeout=0.5)
         assert all(episode.failure for episode in episodes) and Instances.most == 1
 
     def test_one_whose_close_hangs_counts_for_a_while(self, monkeypatch):
@@ -129,15 +133,11 @@ class TestInstances:
         assert failed.failure and fine.score == 1 and Instances.most == 2
 
     def test_a_failure_makes_no_others_where_a_server_has_few_sessions(self):
-        class Sessions(Breaking):
+        class Sessions(SlowlyClosed):
             def reset(self, fails=False):
                 if len(self.alive) > 2:
                     raise ConnectionError("no session is free")
                 return super().reset(fails)
-
-            def close(self):
-                time.sleep(0.2)
-                super().close()
 
         episodes = play([{"fails": True}, *[{}] * 19], Sessions, max_instances=2)
         assert [episode.failure for episode in episodes] == ["step: RuntimeError: broken", *[None] * 19]
@@ -210,11 +210,6 @@ class TestInstances:
         assert finished.stdout == "closed\n"
 
     def test_the_end_of_a_pool_waits_for_those_that_are_closing(self):
-        class SlowlyClosed(Instances):
-            def close(self):
-                time.sleep(0.2)
-                super().close()
-
         pool = EnvironmentPool(SlowlyClosed)
         pool.release(pool.acquire(""))
         pool.shrink(0)
