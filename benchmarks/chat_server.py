@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""A server with OpenAI's chat interface on this machine, whose answers are those of a function."""
+"""A server with OpenAI's chat interface, over real HTTP, whose answers are those of a function."""
 
 import json
 import threading
@@ -9,23 +9,17 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 
-class _ChatHandler(BaseHTTPRequestHandler):
-    respond: staticmethod
-    lock = threading.Lock()
+class JSONHandler(BaseHTTPRequestHandler):
+    """Reads and answers one request, without logging."""
 
-    def do_GET(self):
-        self._send({"object": "list", "data": [{"id": "teacher", "object": "model", "created": 0, "owned_by": "me"}]})
+    def read(self) -> dict:
+        return json.loads(self.rfile.read(int(self.headers["Content-Length"])))
 
-    def do_POST(self):
-        request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        with self.lock:
-            content = self.respond(request["messages"])
-        choice = {"index": 0, "message": {"role": "assistant", "content": content}, "finish_reason": "stop"}
-        self._send({"id": "1", "object": "chat.completion", "created": 0, "model": "teacher", "choices": [choice]})
+    def answer(self, body: dict, status: int = 200) -> None:
+        self.send(json.dumps(body).encode(), status)
 
-    def _send(self, body: dict) -> None:
-        content = json.dumps(body).encode()
-        self.send_response(200)
+    def send(self, content: bytes, status: int = 200) -> None:
+        self.send_response(status)
         self.send_header("Content-Type", "application/json")
         self.send_header("Content-Length", str(len(content)))
         self.end_headers()
@@ -35,11 +29,50 @@ class _ChatHandler(BaseHTTPRequestHandler):
         pass
 
 
-@contextmanager
-def serving(answer: Callable[[list[dict]], str]) -> Iterator[str]:
-    """Serve the model `teacher`, which answers the messages of a conversation one after the other; yields the URL."""
-    handler = type("Handler", (_ChatHandler,), {"respond": staticmethod(answer)})
-    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_port}/v1"
-        server.shutdown()
+class ChatServer:
+    """
+    Serves one model, `"teacher"`.
+
+    Args:
+        answer (`Callable[[list[dict]], str | bytes | int]`):
+            Answers the messages of a conversation, with the text of a message, all that is sent, or a status.
+    """
+
+    def __init__(self, answer: Callable[[list[dict]], str | bytes | int]):
+        self.answer = answer
+        self.requests: list[dict] = []
+        self.keys: list[str] = []
+        self.url = ""
+
+    @contextmanager
+    def running(self) -> Iterator[str]:
+        """Serve in a `with` block and return the URL."""
+        handler = type("Handler", (_ChatHandler,), {"chat": self})
+        with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+            threading.Thread(target=server.serve_forever, daemon=True).start()
+            self.url = f"http://127.0.0.1:{server.server_port}/v1"
+            yield self.url
+            server.shutdown()
+
+
+class _ChatHandler(JSONHandler):
+    chat: ChatServer
+
+    def do_GET(self):
+        model = {"id": "teacher", "object": "model", "created": 0, "owned_by": "me"}
+        self.answer({"object": "list", "data": [model]})
+
+    def do_POST(self):
+        assert self.path == "/v1/chat/completions"
+        request = self.read()
+        self.chat.requests.append(request)
+        self.chat.keys.append(self.headers["Authorization"])
+        said = self.chat.answer(request["messages"])
+        if isinstance(said, bytes):
+            return self.send(said)
+        if isinstance(said, int):
+            return self.answer({}, status=said)
+        message = {"role": "assistant", "content": said}
+        choice = {"index": 0, "message": message, "finish_reason": "stop"}
+        answer = {"id": "1", "object": "chat.completion", "created": 0, "model": "teacher", "choices": [choice]}
+        self.answer(answer)

@@ -8,7 +8,7 @@ import os
 import platform
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -19,12 +19,10 @@ ROOT = Path(__file__).parents[1]
 T_95 = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776, 6: 2.571, 7: 2.447, 8: 2.365, 9: 2.306, 10: 2.262}
 
 
-def parser(description: str, page: bool = False) -> argparse.ArgumentParser:
-    """Return a parser for a script with this docstring: `--json`, and `--page` if a page shows its results."""
+def parser(description: str) -> argparse.ArgumentParser:
+    """Return a parser for a script with this docstring, with `--json`."""
     made = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     made.add_argument("--json", type=Path, help="where to write the figures")
-    if page:
-        made.add_argument("--page", type=Path, help="Markdown file whose results are replaced")
     return made
 
 
@@ -94,56 +92,6 @@ def write(report: dict[str, Any], path: Path | None) -> None:
     if path is not None:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(report, indent=2) + "\n")
-
-
-def publish(report: dict[str, Any], text: str, script: str, path: Path | None, page: Path | None) -> None:
-    """Write a report as JSON and its text into a page, where there are such, and print the text; see [`insert`]."""
-    write(report, path)
-    if page is not None:
-        insert(text, page, script)
-    print(text)
-
-
-def read_cells(*folders: Path) -> list[dict[str, Any]]:
-    """Read the cells in folders, at any depth."""
-    return [json.loads(path.read_text()) for folder in folders for path in sorted(folder.rglob("*.json"))]
-
-
-def publish_cells(
-    description: str,
-    folders: Sequence[Path],
-    summarize: Callable[[list[dict[str, Any]]], dict[str, Any]],
-    text: Callable[[dict[str, Any]], str],
-    script: str,
-) -> None:
-    """
-    Read the command line of a script that summarizes cells, and publish what it finds, see [`publish`].
-
-    Args:
-        description (`str`):
-            What the script does, for its help.
-        folders (`Sequence[Path]`):
-            Folders of the cells, unless others are given.
-        summarize (`Callable`), text (`Callable`):
-            Make a report of cells, and write it as text.
-        script (`str`):
-            Name of the script, as pages have it in their marks.
-    """
-    options = parser(description, page=True)
-    options.add_argument("--cells", type=Path, nargs="+", default=folders, help="folders of the cells")
-    args = options.parse_args()
-    report = summarize(read_cells(*args.cells))
-    publish(report, text(report), script, args.json, args.page)
-
-
-def machines(cells: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the different settings, see [`setting`], in which cells were measured."""
-    found: list[dict[str, Any]] = []
-    for cell in cells:
-        machine = {name: cell[name] for name in ("machine", "versions", "python")}
-        if machine not in found:
-            found.append(machine)
-    return found
 
 
 def run_logged(command: Sequence[str], log: Path, **kwargs) -> bool:

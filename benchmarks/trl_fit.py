@@ -59,9 +59,15 @@ def as_markdown(trainers: dict[str, dict[str, dict[str, int]]]) -> str:
 
 
 def main() -> None:
-    args = reporting.parser(__doc__, page=True).parse_args()
+    parser = reporting.parser(__doc__)
+    parser.add_argument("--page", type=Path, help="Markdown file whose results are replaced")
+    args = parser.parse_args()
     report = {**reporting.setting("trl"), "trainers": {name: loaded(name) for name in TRAINERS}}
-    reporting.publish(report, as_markdown(report["trainers"]), "trl_fit.py", args.json, args.page)
+    reporting.write(report, args.json)
+    text = as_markdown(report["trainers"])
+    print(text)
+    if args.page is not None:
+        reporting.insert(text, args.page, "trl_fit.py")
 
 
 if __name__ == "__main__":

@@ -18,44 +18,6 @@ class TestCoroutines:
             thread.join(5)
             assert not thread.is_alive(), thread.name
 
-    def test_owners_share_locks(self):
-        coroutines, lock = Coroutines(), asyncio.Lock()
-
-        async def use(number):
-            async with lock:
-                await asyncio.sleep(0.001)
-            return number
-
-        threads, results = [], []
-        for i in range(8):
-            threads.append(threading.Thread(target=lambda i=i: results.append(coroutines.run(use(i), owner=i))))
-            threads[-1].start()
-        for thread in threads:
-            thread.join(10)
-        assert sorted(results) == list(range(8))
-        coroutines.retire()
-
-    @pytest.mark.parametrize("error", [SystemExit, KeyboardInterrupt, GeneratorExit, ValueError])
-    def test_no_error_ends_the_loop(self, error):
-        coroutines = Coroutines()
-
-        async def fail():
-            raise error("no")
-
-        async def fail_in_a_task():
-            asyncio.get_running_loop().create_task(fail())
-            asyncio.get_running_loop().stop()
-
-        async def fine():
-            await asyncio.sleep(0.001)
-            return 1
-
-        with pytest.raises(error):
-            coroutines.run(fail())
-        coroutines.run(fail_in_a_task())
-        assert coroutines.run(fine()) == 1
-        coroutines.retire()
-
     def test_a_blocked_loop_is_left_behind(self):
         coroutines, began, release = Coroutines(), threading.Event(), threading.Event()
 

@@ -119,7 +119,7 @@ class TestTraining:
         logs = [log for log in trainer.state.log_history if "loss" in log]
         assert len(logs) == 32 and all(log["critic/loss"] for log in logs)
 
-    def test_tokens_are_counted(self, tmp_path):
+    def test_tokens_and_draws_are_counted(self, tmp_path):
         """Also in a run that was resumed; evaluation is free."""
         config = {"max_steps": 4, "logging_steps": 1, "save_strategy": "steps", "save_steps": 3, "eval_steps": 2}
         trainers = []
@@ -142,20 +142,9 @@ class TestTraining:
         acted = [turn.action_length for episode in whole.replay.episodes for turn in episode.turns]
         assert log["tokens/generated/act"] == sum(acted)
         assert 0 < log["tokens/cached"] < log["tokens/prefilled"]  # roles read the state of a transition again
-
-    def test_draws_per_step(self, tmp_path):
-        """Transitions trained on for each environment step so far, also in a run that was resumed."""
-        config = {"samples_per_iteration": 8, "episodes_per_iteration": 1, "max_steps": 5, "logging_steps": 1}
-        config.update(save_strategy="steps", save_steps=3)
-        whole = make_trainer(tmp_path / "whole", config)
-        whole.train()
-        resumed = make_trainer(tmp_path / "resumed", config)
-        resumed.train(resume_from_checkpoint=str(tmp_path / "whole" / "checkpoint-3"))
-        for trainer, first in ((whole, 1), (resumed, 1)):
-            logs = [log for log in trainer.state.log_history if "loss" in log]
-            assert [log["step"] for log in logs] == list(range(first, 6))
-            for log in logs:
-                assert log["replay/draws_per_step"] == 4 * log["step"] / log["environment/steps"]
+        assert [log["step"] for log in logs[1]] == [1, 2, 3, 4]
+        for log in chain(*logs):
+            assert log["replay/draws_per_step"] == 4 * log["step"] / log["environment/steps"]
 
     @pytest.mark.parametrize("bootstrap", ["implicit", "explicit"])
     @pytest.mark.parametrize("trainer_class", [NLACTrainer, StoredActionsTrainer])
@@ -267,17 +256,10 @@ class TestTraining:
         assert lengths == sorted(lengths) and lengths[0] < lengths[-1]
         assert batches[0].tokens.inputs["input_ids"].shape == (4, lengths[3])
 
-    @pytest.mark.parametrize(
-        "config",
-        [
-            {"num_futures": 2},
-            {"bootstrap": "explicit"},
-            {"policy_loss_type": "distill"},
-        ],
-        ids=str,
-    )
-    def test_options_of_the_method(self, tmp_path, config):
-        trainer = make_trainer(tmp_path, {"logging_steps": 1, "learning_rate": 1e-4, **config}, RecordingTrainer)
+    def test_several_futures(self, tmp_path):
+        trainer = make_trainer(
+            tmp_path, {"logging_steps": 1, "learning_rate": 1e-4, "num_futures": 2}, RecordingTrainer
+        )
         before = weights(trainer.model)
         trainer.train()
         after = weights(trainer.model)
@@ -514,12 +496,6 @@ class TestTraining:
         trainer.train()
         assert trainer.state.global_step == 1 and all(episode.terminated for episode in trainer.replay.episodes)
 
-    def test_max_turns_truncates(self, tmp_path):
-        tasks = Dataset.from_dict({"start": [9]})
-        trainer = make_trainer(tmp_path, {"max_turns": 3}, train_dataset=tasks, environment_factory=Countdown)
-        trainer.train()
-        assert all(episode.truncated and len(episode.turns) == 3 for episode in trainer.replay.episodes)
-
     def test_react_with_default_prompts(self, tmp_path):
         trainer = make_trainer(tmp_path, {"action_format": "react", "logging_steps": 1}, prompts=NLACPrompts())
         trainer.train()
@@ -576,14 +552,6 @@ class TestTraining:
             buffer.add([make_episode(num_turns=5) for _ in range(4)])
         drawn = [[sample.transition_id for sample in buffer.sample(20)] for buffer in (replay, same)]
         assert drawn[0] == drawn[1]
-
-    def test_logged_conversations(self, tmp_path):
-        messages = [{"role": "user", "content": "baku 2"}, {"role": "assistant", "content": "route legal"}]
-        logs = Dataset.from_list([{"messages": messages, "reward": 0.5}] * 3)
-        trainer = make_trainer(tmp_path, replay_dataset=logs)
-        assert len(trainer.replay) == 3
-        trainer.train()
-        assert len(trainer.replay) > 3
 
 
 class TestBadInput:

@@ -20,6 +20,8 @@ from trl_nlac.types import Critique
 
 
 class TestParsing:
+    """Many more answers are in chat/answers.json."""
+
     @pytest.mark.parametrize(
         "text",
         [
@@ -35,48 +37,6 @@ class TestParsing:
         assert not critique.optimal
         assert critique.advice == "try the key."
 
-    @pytest.mark.parametrize(
-        "text",
-        [
-            "",
-            "Optimality: Yes",
-            "Future: all is well",
-            "Future: all is well\nOptimality: Perhaps",
-            "Future: all is well\nOptimality: Yesterday",
-            "Future:\nOptimality: Yes",
-            "Future: a\nOptimality: No b\nOptimality: Yes",
-        ],
-    )
-    def test_broken_critiques(self, text):
-        assert parse_critique(text) is None
-
-    @pytest.mark.parametrize(
-        ("verdict", "optimal"),
-        [
-            ("No. Validate the input first so that no error occurs.", False),
-            ("No, wait for the user, to make sure that it is correct.", False),
-            ("Yes. Without it the task would have failed.", True),
-            ("Yes. Otherwise, the shop might have closed.", True),
-            ("No. Search the shelf, because that is the best way to find the key.", False),
-            ("No. Ask for the number first; this is the correct step before a refund.", False),
-            ("No. There is no mistake in the arguments, but ask first.", False),
-            ("No. The last step divides by zero, although the first step is correct.", False),
-            ("No, because it is the best action.", None),
-            ("No: it is right.", None),
-            ("Yes. Any other action would have failed.", True),
-            ("Yes. It is the only action that could have opened it.", True),
-            ("Yes. The previous guess was wrong, so halving the rest is right.", True),
-            ("Yes. The door could have been locked otherwise.", True),
-            ("Yes. Any other action would have been better.", None),
-            ("Yes. The action was wrong.", None),
-            ("No. It is correct so that nothing is left.", None),
-            ("Yes. Without doubt. It would have failed.", None),
-        ],
-    )
-    def test_what_is_said_of_other_actions_takes_nothing_back(self, verdict, optimal):
-        critique = parse_critique(f"Future: The door opens.\nOptimality: {verdict}")
-        assert (critique and critique.optimal) is optimal
-
     def test_written_critiques_are_read_back(self):
         for critique in (Critique("it works", True), Critique("it fails", False, "wait")):
             assert parse_critique(critique.text) == critique
@@ -84,8 +44,6 @@ class TestParsing:
     def test_correctness(self):
         assert parse_correctness("Correctness:\nNo. The sum is wrong.") == Critique("", False, "The sum is wrong.")
         assert parse_correctness("**Correctness:** Yes").optimal
-        for text in ("Yes", "Correctness: maybe", "Correctness: Yes\nCorrectness: No", "Optimality: Yes"):
-            assert parse_correctness(text) is None
 
     def test_future(self):
         assert parse_future(" It ends. ") == Critique("It ends.", None)

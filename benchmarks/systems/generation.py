@@ -321,34 +321,8 @@ def name_of(row: dict) -> str:
     return row["shape"] if "shape" in row else f"{row['backend']}:{row['weights']}:{row['prefix_cache']}"
 
 
-def table(report: dict) -> str:
-    """Format the cells, and the shapes, as two tables."""
-    rows = []
-    for row in report["rows"]:
-        reuses, is_vllm = row["prefix_cache"], row["backend"] == "vllm"
-        rows.append(
-            [
-                *(row["backend"], row["weights"], "yes" if reuses else "no", f"{row['seconds']:.0f}"),
-                *(f"{row[f'{kind}_tokens_per_second']:,.0f}" for kind in ("completion", "prompt")),
-                f"{row['prefix_hit_rate']:.2f} ({row['prefix_hit_limit']:.2f})" if reuses else "–",
-                f"{row['sync_share']:.1%}" if is_vllm else "–",
-            ]
-        )
-    names = ["backend", "weights", "prefix cache", "seconds", "completion tokens/s", "prompt tokens/s"]
-    cells = reporting.table([*names, "hit rate (limit)", "share of syncs"], rows)
-    rows = [
-        [
-            *(shape["shape"].replace("_", " "), f"{shape['prefill_ratio']:.2f}", f"{shape['seconds_before']:.2f}"),
-            *(f"{shape['seconds_after']:.2f}", f"{shape['same_tokens']:.1%}"),
-        ]
-        for shape in report["shapes"]
-    ]
-    names = ["transformers, tiny model", "share of prompt tokens read", "seconds without cache", "with it"]
-    return f"{cells}\n\n{reporting.table([*names, 'same tokens'], rows)}"
-
-
 def main():
-    parser = reporting.parser(__doc__, page=True)
+    parser = reporting.parser(__doc__)
     parser.add_argument("--model", help="path or id; by default a Llama with random weights of the sizes below")
     parser.add_argument("--hidden_size", type=int, default=256)
     parser.add_argument("--num_layers", type=int, default=4)
@@ -376,7 +350,6 @@ def main():
         rows[:] = [other for other in rows if name_of(other) != name] + [row]
         rows.sort(key=lambda row: [*CELLS, EPISODES].index(name_of(row)))
         reporting.write(report, args.json)
-    reporting.publish(report, table(report), "systems/generation.py", args.json, args.page)
 
 
 if __name__ == "__main__":

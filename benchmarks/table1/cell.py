@@ -17,7 +17,7 @@ from trl import ModelConfig, TrlParser, get_peft_config
 from benchmarks import reporting
 from benchmarks.table1.baselines import RFTTrainer, make_grpo_trainer
 from benchmarks.table1.paper import LABELS
-from benchmarks.table1.tasks import TASKS, Task, TaskOptions, make_task
+from benchmarks.table1.tasks import TASKS, Task, TaskOptions
 from trl_nlac import NLACConfig, NLACTrainer
 from trl_nlac.cli.errors import CommandError
 from trl_nlac.cli.preflight import Trial, conclude
@@ -123,7 +123,7 @@ def train(cell: CellArguments, model: ModelConfig, args: NLACConfig, task: Task)
 def main(words: list[str]) -> None:
     parser = TrlParser((CellArguments, NLACConfig, ModelConfig))
     cell, args, model = parser.parse_args_and_config(words)
-    task = make_task(cell.task, cell)
+    task = TASKS[cell.task](cell)
     changes = {**task.options, "max_turns": min(args.max_turns, task.options["max_turns"])}
     changes |= ASIDE if cell.stage != "train" else {"resume_from_checkpoint": "last"}
     for name, value in changes.items():

@@ -30,7 +30,7 @@ from pathlib import Path
 import yaml
 
 from benchmarks import reporting
-from benchmarks.chat_server import serving
+from benchmarks.chat_server import ChatServer
 from benchmarks.table1.paper import LABELS, figures_of_paper, row
 from benchmarks.table1.tasks import TASKS
 from trl_nlac.cli.packaged import find_yaml
@@ -132,7 +132,7 @@ def main() -> None:
     with ExitStack() as stack:
         if args.dry_run:
             args.accelerate_config, args.num_processes = "cpu", 1
-            url = stack.enter_context(serving(lambda messages: "###STOP###"))  # τ-bench's customers have no wish
+            url = stack.enter_context(ChatServer(lambda messages: "###STOP###").running())  # customers without a wish
             tiny = write_tiny(args.runs.absolute())
             args.model_name_or_path = tiny.pop("model_name_or_path")
             others += words_of({**TINY, "user_base_url": url, **tiny})

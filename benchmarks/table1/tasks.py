@@ -88,22 +88,6 @@ class Task:
     prompts: NLACPrompts | None = None
 
 
-def make_task(name: str, options: TaskOptions) -> Task:
-    """
-    Make a task of the table.
-
-    Args:
-        name (`str`):
-            One of `TASKS`.
-        options ([`TaskOptions`]):
-            Where its data and its other models are.
-
-    Raises:
-        ImportError: If τ-bench is asked for and not installed.
-    """
-    return TASKS[name](options)
-
-
 def _math(options: TaskOptions) -> Task:
     train, held_out = math.make_tasks(options.math_dataset, options.max_rows or 500)
     return Task(

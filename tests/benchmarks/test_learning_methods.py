@@ -9,15 +9,13 @@ import sys
 from dataclasses import fields, replace
 
 import pytest
-import torch
 from datasets import Dataset
 from helpers.testing_utils import make_roles
-from trl.experimental.sdpo.loss_utils import compute_full_logit_self_distillation_loss
 
 from benchmarks import reporting
 from benchmarks.cells import read_cells
 from benchmarks.learning import run
-from benchmarks.learning.methods import extraction, memory, nlac
+from benchmarks.learning.methods import memory, nlac
 from benchmarks.learning.methods.base import play_base
 from benchmarks.learning.methods.grpo import as_completion
 from benchmarks.learning.methods.roles import blind_critiques, refine_once
@@ -35,7 +33,6 @@ from trl_nlac.environments import ServiceDesk
 from trl_nlac.environments.embedded import make_environment
 from trl_nlac.episodes.recorder import replay_actions
 from trl_nlac.method.critic import critic_prompt
-from trl_nlac.method.losses import token_divergences
 from trl_nlac.types import Prompt
 
 
@@ -364,24 +361,6 @@ class TestRefineOnce:
 
 
 class TestExtraction:
-    def test_reverse_divergences(self):
-        """Over two teachers the reverse divergence is least where both agree, the other one at their mean."""
-        torch.manual_seed(0)
-        logits, teacher = torch.randn(8, 7), torch.randn(8, 7)
-        of_trl = compute_full_logit_self_distillation_loss(logits, teacher, distillation_alpha=1.0)
-        torch.testing.assert_close(extraction.reverse_divergences(logits, teacher), of_trl)
-        teachers = torch.tensor([[0.50, 0.49, 0.01], [0.50, 0.01, 0.49]]).log()
-        found = []
-        for divergence in (extraction.reverse_divergences, token_divergences):
-            student = torch.zeros(3, requires_grad=True)
-            optimizer = torch.optim.Adam([student], lr=0.05)
-            for _ in range(400):
-                optimizer.zero_grad()
-                divergence(student.expand(2, 3), teachers).sum().backward()
-                optimizer.step()
-            found.append(student.softmax(-1)[0].item())
-        assert found == pytest.approx([0.78, 0.50], abs=0.01)
-
     def test_policy_learns_by_the_divergence_of_its_trainer(self, tmp_path):
         task = make_task("service_desk_told", seed=100)
         settings = default_settings(task, "self_distillation_reverse")

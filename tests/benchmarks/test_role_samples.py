@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
 
-import pytest
 from helpers.method_utils import CRITIQUE, DESK, make_transitions
 from helpers.testing_utils import make_roles
 
@@ -49,10 +48,6 @@ class TestTranscripts:
         said = f"said {CONVERSATION[1]['content']}"
         expected = [*CONVERSATION[:2], {"role": "assistant", "content": said}, {"role": "user", "content": "And?"}]
         assert read_transcript(tokenizer, prompt + chat.prefill) == expected
-
-    def test_no_scores(self):
-        with pytest.raises(NotImplementedError):
-            TranscriptGenerator(None, transcript_tokenizer()).score([[1]], [[2]])
 
 
 class TestSoundAnswers:

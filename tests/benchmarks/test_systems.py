@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""What measures systems: tables of pages are those of the committed figures, and each script measures something."""
+"""What measures systems: each script measures something."""
 
 from argparse import Namespace
-from pathlib import Path
 
 import pytest
 
@@ -17,9 +16,6 @@ from benchmarks.systems import (
     target_weights,
     train_step,
 )
-
-
-ROOT = Path(__file__).parents[2]
 
 
 def test_rollouts_and_the_gateway():

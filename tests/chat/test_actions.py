@@ -162,13 +162,6 @@ def test_answers_without_a_thought_are_actions_of_the_policy(answer, policy, ref
     assert actions.read(prompt, token_ids)[1] == actions.read(with_tools, token_ids, takes_whole=True)[1] == refined
 
 
-def test_react():
-    assert parse_react('Thought: hm\nAction: {"name": "go", "arguments": {}}') == '{"name": "go", "arguments": {}}'
-    assert parse_react("Action: go") is None
-    assert parse_react("Thought: hm") is None
-    assert parse_react("Thought: hm\nAction: go\nAction: stay") is None
-
-
 @pytest.mark.parametrize("mark", ["", "**", "# ", "- "])
 def test_a_thought_keeps_its_full_stop(mark):
     text = f"{mark}Thought: Is it late? Yes.\n{mark}Action: go"

@@ -16,32 +16,18 @@ from pathlib import Path
 
 import torch.distributed as dist
 from safetensors.torch import save_file
-from helpers.testing_utils import make_config
+from helpers.testing_utils import make_trainer
 
-from trl_nlac import NLACTrainer
-from trl_nlac.environments.embedded import COMPACT_PROMPTS, TINY_MODEL, make_environment, make_tasks
+from trl_nlac.environments.embedded import make_environment, make_tasks
 
 to_all, shared = dist.all_gather_object, []
 dist.all_gather_object = lambda objects, own, **kwargs: (shared.append(repr(own)), to_all(objects, own, **kwargs))
 output_dir = Path(sys.argv[1])
 desk, tasks = make_tasks("rooms", 0)
-trainer = NLACTrainer(
-    model=TINY_MODEL,
-    args=make_config(
-        output_dir,
-        max_steps=3,
-        episodes_per_iteration=4,
-        save_strategy="steps",
-        save_steps=2,
-        logging_steps=1,
-        log_completions=True,
-        num_completions_to_print=0,
-    ),
-    train_dataset=tasks,
-    eval_dataset=tasks,
-    environment_factory=lambda: make_environment(desk),
-    prompts=COMPACT_PROMPTS,
-)
+config = dict(max_steps=3, episodes_per_iteration=4, save_strategy="steps", save_steps=2, logging_steps=1)
+config |= dict(log_completions=True, num_completions_to_print=0)
+arguments = dict(train_dataset=tasks, eval_dataset=tasks, environment_factory=lambda: make_environment(desk))
+trainer = make_trainer(output_dir, config, **arguments)
 trainer.train(resume_from_checkpoint=str(output_dir / "checkpoint-2") if len(sys.argv) > 2 else None)
 metrics = trainer.evaluate()
 rank = trainer.args.process_index

@@ -3,77 +3,23 @@
 """A run that is killed at any moment leaves complete checkpoints and resumes from the last to the same weights."""
 
 import json
-import multiprocessing
-import os
 import random
 import signal
-import threading
-import time
+from functools import partial
 from pathlib import Path
 
 import pytest
 from helpers.launch import launch_script
-from helpers.testing_utils import make_config
 from safetensors.torch import load_file
-from transformers.trainer_utils import get_last_checkpoint
 
-from trl_nlac import NLACTrainer
-from trl_nlac.environments.embedded import (
-    COMPACT_PROMPTS,
-    TINY_MODEL,
-    make_environment,
-    make_tasks,
-)
+from benchmarks import kills
 from trl_nlac.training.saving import recover
 
 
 KEPT_WEIGHTS = ("target_weights.safetensors", "initial_weights.safetensors")
-NUM_STEPS = 12
 NUM_KILLS = 4  # `benchmarks/kills.py` has many
-
-
-def train(output_dir: Path, kill: tuple[str, float] | None, max_steps: int = NUM_STEPS, **config) -> None:
-    """Continue the run in `output_dir` to its end or to a kill, some time `"after"` the start or once it `"saves"`."""
-    desk, tasks = make_tasks("rooms", 0)
-    options = dict(
-        max_steps=max_steps,
-        episodes_per_iteration=4,
-        per_device_train_batch_size=2,
-        samples_per_iteration=4,
-        save_strategy="steps",
-        save_steps=1,
-        save_total_limit=2,
-        logging_steps=1,
-    )
-    trainer = NLACTrainer(
-        model=TINY_MODEL,
-        args=make_config(output_dir, **{**options, **config}),
-        train_dataset=tasks,
-        environment_factory=lambda: make_environment(desk),
-        prompts=COMPACT_PROMPTS,
-    )
-    if kill is not None:
-        threading.Thread(target=kill_later, args=(output_dir, *kill), daemon=True).start()
-    last = get_last_checkpoint(str(output_dir))
-    trainer.train(resume_from_checkpoint=last)
-    trainer.save_model(str(output_dir / "end"))
-
-
-def kill_later(output_dir: Path, when: str, seconds: float) -> None:
-    while when == "saves" and not (output_dir / "_incomplete").exists():
-        time.sleep(1e-3)
-    time.sleep(seconds)
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
-def run(*args, **kwargs) -> int:
-    """Return the exit code of `train` in a separate process, forked from one that has imported everything."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["test_saving", "deepspeed"])
-    process = context.Process(target=train, args=args, kwargs=kwargs)
-    process.start()
-    process.join()
-    return process.exitcode
+# Continues the run in a folder to its end or to a kill, in a separate process, and returns the exit code.
+run = partial(kills.run, save_steps=1, save_total_limit=2, logging_steps=1, eval_strategy="no", eval_on_start=False)
 
 
 def assert_whole(checkpoint: Path) -> None:
@@ -97,10 +43,10 @@ def assert_whole(checkpoint: Path) -> None:
 def test_a_run_that_is_killed_repeatedly_ends_like_one_that_is_not(tmp_path):
     """Bit for bit, with kills at random moments, half of them while a checkpoint is being written."""
     assert run(tmp_path / "whole", None) == 0
-    expected = load_file(tmp_path / "whole" / "end" / "model.safetensors")
+    expected = load_file(tmp_path / "whole" / "model.safetensors")
 
     def assert_ended(output_dir: Path) -> None:
-        actual = load_file(output_dir / "end" / "model.safetensors")
+        actual = load_file(output_dir / "model.safetensors")
         assert all(actual[name].equal(expected[name]) for name in expected)
         assert len(list(output_dir.glob("checkpoint-*"))) == 2 and not (output_dir / "_incomplete").exists()
 
@@ -108,7 +54,8 @@ def test_a_run_that_is_killed_repeatedly_ends_like_one_that_is_not(tmp_path):
     num_kills, num_runs, step = 0, 0, 0
     while num_kills < NUM_KILLS:
         output_dir = tmp_path / f"killed_{num_runs}"
-        kill = ("after", rng.uniform(0, 2.5)) if num_kills % 2 else ("saves", rng.uniform(0, 0.1))
+        when, seconds = ("after", rng.uniform(0, 2.5)) if num_kills % 2 else ("saves", rng.uniform(0, 0.1))
+        kill = (when, seconds, [signal.SIGKILL])
         code = run(output_dir, kill)
         if code == 0:  # it ended before the kill
             assert_ended(output_dir)
@@ -150,6 +97,7 @@ def test_what_a_checkpoint_holds(tmp_path):
     assert {path.suffix for path in ours if path.is_file()} == {".parquet", ".json", ".safetensors"}
     logs = json.loads((checkpoint / "trainer_state.json").read_text())["log_history"]
     assert logs[-1]["checkpoint/size_mb"] > 1 and logs[-1]["time/save"] > 0
+    assert any((folder / "README.md").exists() for folder in (checkpoint, checkpoint.parent))
 
 
 NODES = """

@@ -1,13 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 
 import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
+from helpers.launch import launch
 
 
 SCRIPT = """
@@ -15,30 +12,17 @@ import json
 import sys
 from pathlib import Path
 
-from helpers.testing_utils import make_config
+from helpers.testing_utils import make_trainer
 from transformers import TrainerCallback
 
-from trl_nlac import NLACTrainer
-from trl_nlac.environments.embedded import COMPACT_PROMPTS, TINY_MODEL, make_environment, make_tasks
+from trl_nlac.environments.embedded import make_environment, make_tasks
 
 output_dir, batch_size, max_steps, checkpoint = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), sys.argv[4:]
 desk, tasks = make_tasks("rooms", 0)
-trainer = NLACTrainer(
-    model=TINY_MODEL,
-    args=make_config(
-        output_dir,
-        max_steps=max_steps,
-        per_device_train_batch_size=batch_size,
-        episodes_per_iteration=4,
-        samples_per_iteration=16,
-        save_strategy="steps",
-        save_steps=3,
-        target_max_age=2,
-    ),
-    train_dataset=tasks,
-    environment_factory=lambda: make_environment(desk),
-    prompts=COMPACT_PROMPTS,
-)
+config = dict(max_steps=max_steps, per_device_train_batch_size=batch_size, episodes_per_iteration=4)
+config |= dict(samples_per_iteration=16, save_strategy="steps", save_steps=3, target_max_age=2)
+arguments = dict(train_dataset=tasks, environment_factory=lambda: make_environment(desk))
+trainer = make_trainer(output_dir, config, **arguments)
 
 
 class Loaded(TrainerCallback):
@@ -56,32 +40,19 @@ trainer.train(resume_from_checkpoint=checkpoint[0] if checkpoint else None)
 """
 
 
-def train(script: Path, world_size: int, *arguments: str) -> None:
-    environment = {
-        **os.environ,
-        "OMP_NUM_THREADS": "1",
-        "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent.parent), *sys.path]),
-    }
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(world_size)]
-    finished = subprocess.run(
-        [*command, str(script), *arguments], capture_output=True, text=True, env=environment, timeout=600
-    )
-    assert finished.returncode == 0, finished.stdout + finished.stderr
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(("saved", "resumed"), [(2, 1), (1, 2)])
 def test_resume_on_another_number_of_processes(tmp_path, saved, resumed):
     """From the middle of an iteration, with the same global batch: nothing is lost or duplicated."""
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
-    train(script, saved, str(tmp_path), str(8 // saved), "3")
+    launch(str(script), str(tmp_path), str(8 // saved), "3", processes=saved)
     checkpoint = tmp_path / "checkpoint-3"
     folders = sorted((checkpoint / "nlac").iterdir())
     assert len(folders) == saved
     rows = [row for folder in folders for row in pq.read_table(folder / "episodes.parquet").to_pylist()]
 
-    train(script, resumed, str(tmp_path), str(8 // resumed), "6", str(checkpoint))
+    launch(str(script), str(tmp_path), str(8 // resumed), "6", str(checkpoint), processes=resumed)
     loaded = [json.loads((tmp_path / f"loaded_{rank}.json").read_text()) for rank in range(resumed)]
     assert sorted(row for of_one in loaded for row in of_one["rows"]) == sorted(
         [row["token_ids"], row["priorities"], row["targets"]] for row in rows

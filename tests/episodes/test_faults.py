@@ -13,7 +13,7 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
-from helpers.testing_utils import make_roles, play
+from helpers.testing_utils import Answering, make_roles, play
 
 from trl_nlac.environments import EnvironmentFailure, StepResult, TextEnvironment
 from trl_nlac.episodes.pool import EnvironmentPool
@@ -89,20 +89,6 @@ class TestFaults:
         assert fine.score == 1
         assert len(Faulty.closed) == 2 and Faulty.closed[0] is not Faulty.closed[1]
 
-    def test_coroutines_that_hang(self):
-        class Slow:
-            def reset(self, seconds):
-                self.seconds = seconds
-                return "win"
-
-            async def step(self, action):
-                await asyncio.sleep(self.seconds)
-                return StepResult("win", 1.0, terminated=True)
-
-        hung, fine = play([{"seconds": 60}, {"seconds": 0.01}], Slow, timeout=0.2)
-        assert hung.failure.startswith("timeout") and not hung.turns
-        assert fine.score == 1
-
     @pytest.mark.parametrize("reward", [None, "nan", "raises", "much"])
     def test_final_rewards(self, reward):
         class Env:
@@ -166,8 +152,10 @@ class TestFaults:
         play([{"hangs": False}], Hangs)
         before = threading.active_count()
         pool = EnvironmentPool(Hangs, timeout=0.2)
-        episodes = play_episodes(pool, [{"hangs": True}] * 20, make_roles("take red", max_turns=2))
-        assert all(episode.failure.startswith("timeout: ") for episode in episodes)
+        tasks = [{"hangs": True}] * 20 + [{"hangs": False}]
+        *hung, fine = play_episodes(pool, tasks, make_roles("take red", max_turns=2))
+        assert all(episode.failure.startswith("timeout: ") and not episode.turns for episode in hung)
+        assert fine.failure is None and fine.score == 1
         deadline = time.monotonic() + 20
         while pool.num_left_behind and time.monotonic() < deadline:
             time.sleep(0.05)
@@ -236,6 +224,10 @@ class TestFaults:
     @pytest.mark.parametrize(
         "result, kind",
         [
+            (None, "observation"),
+            (StepResult(7), "observation"),
+            (StepResult("fine", reward=float("nan")), "reward"),
+            (StepResult("fine", reward="much", terminated=True), "reward"),
             (StepResult("fine", reward="1.0", terminated=True), "reward"),
             (StepResult("fine", reward=b"1", terminated=True), "reward"),
             (StepResult("fine", reward=1e300, terminated=True), "reward"),
@@ -248,27 +240,16 @@ class TestFaults:
         ],
         ids=repr,
     )
-    def test_rewards_are_never_invented(self, result, kind):
-        class Odd:
-            def reset(self):
-                return "win"
-
-            def step(self, action):
-                return result
-
-        (episode,) = play([{}], Odd)
-        assert episode.failure.startswith(f"{kind}: ") and not episode.turns and not episode.terminated
+    def test_rewards_are_never_invented(self, result, kind, caplog):
+        """A result that is none cuts the episode after the turns before it."""
+        answers = {"one": StepResult("go on"), "two": result}
+        (episode,) = play([{}], lambda: Answering(answers.get), make_roles(["one", "two"], max_turns=5))
+        assert episode.failure.startswith(f"{kind}: ") and len(episode.turns) == 1 and episode.score == 0
+        assert episode.truncated and not episode.terminated and "truncated" in caplog.text
 
     @pytest.mark.parametrize("reward", [True, np.float32(1), torch.tensor(1.0), Decimal(1), Fraction(1)], ids=repr)
     def test_rewards_of_other_types_are_numbers(self, reward):
-        class Odd:
-            def reset(self):
-                return "win"
-
-            def step(self, action):
-                return StepResult("won", reward, terminated=np.bool_(True))
-
-        (episode,) = play([{}], Odd)
+        (episode,) = play([{}], lambda: Answering(StepResult("won", reward, terminated=np.bool_(True))))
         assert episode.terminated is True and type(episode.score) is float and episode.score == 1
 
     def test_text_of_other_types_is_text(self):
@@ -278,14 +259,9 @@ class TestFaults:
 
             __repr__ = __format__ = encode = __str__
 
-        class Odd:
-            def reset(self):
-                return [{"role": "system", "content": Text("take")}, {"role": "user", "content": Text("win")}]
-
-            def step(self, action):
-                return StepResult(Text("won"), 1.0, terminated=action == "take blue")
-
-        (episode,) = play([{}], Odd, make_roles(["take red", "take blue"], max_turns=3))
+        opening = [{"role": "system", "content": Text("take")}, {"role": "user", "content": Text("win")}]
+        environment = Answering(lambda action: StepResult(Text("won"), 1.0, terminated=action == "take blue"), opening)
+        (episode,) = play([{}], lambda: environment, make_roles(["take red", "take blue"], max_turns=3))
         assert episode.failure is None and episode.score == 2
         texts = [message["content"] for message in episode.opening] + [turn.next_observation for turn in episode.turns]
         assert texts == ["take", "win", "won", "won"] and {type(text) for text in texts} == {str}

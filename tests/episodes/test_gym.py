@@ -6,10 +6,8 @@ import sys
 
 import pytest
 from datasets import Dataset
-from helpers.testing_utils import make_config, make_roles
+from helpers.testing_utils import make_roles, make_trainer
 
-from trl_nlac import NLACTrainer
-from trl_nlac.environments.embedded import COMPACT_PROMPTS, TINY_MODEL
 from trl_nlac.episodes.gym import GymEnvironment
 from trl_nlac.episodes.pool import EnvironmentPool
 from trl_nlac.episodes.rollout import play_episodes
@@ -142,13 +140,8 @@ def test_rollout():
 
 
 def test_training(tmp_path):
-    trainer = NLACTrainer(
-        model=TINY_MODEL,
-        args=make_config(tmp_path, logging_steps=1),
-        train_dataset=Dataset.from_dict({"seed": range(8)}),
-        environment_factory=make,
-        prompts=COMPACT_PROMPTS,
-    )
+    tasks = Dataset.from_dict({"seed": range(8)})
+    trainer = make_trainer(tmp_path, {"logging_steps": 1}, train_dataset=tasks, environment_factory=make)
     trainer.train()
     log = trainer.state.log_history[0]
     assert log["environment/failure_rate"] == 0 and log["replay/size"] > 0

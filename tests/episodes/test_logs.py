@@ -155,20 +155,6 @@ class TestToolCalls:
         assert "Hm." in roles.chat.tokenizer.decode(episode.token_ids)
         assert conversation(episode, roles.actions)["messages"][1][field] == "Hm."
 
-    def test_results_belong_to_their_calls(self):
-        """By id, in any order; the row is written as it was read."""
-        roles = make_roles_of(ChatEncoder(make_tokenizer("qwen2_5")), [], action_format="tool_call")
-        calls = [{"id": i, "type": "function", "function": {"name": "look", "arguments": "{}"}} for i in "ab"]
-        said, end = {"role": "assistant", "content": None, "tool_calls": calls}, {"role": "assistant", "content": "so"}
-        results = [{"role": "tool", "tool_call_id": i, "content": f"result {i}"} for i in "ab"]
-        orders = results, results[::-1]
-        rows = [{"messages": [USER, said, *order, end], "reward": 1.0} for order in orders]
-        episodes = read_logs(logs_dataset(rows), roles)
-        assert [e.turns[0].next_observation for e in episodes] == [json.dumps(["result a", "result b"])] * 2
-        np.testing.assert_array_equal(episodes[0].token_ids, episodes[1].token_ids)
-        written = [conversation(e, roles.actions)["messages"] for e in episodes]
-        assert written == [[USER, {**said, "content": ""}, *results, end]] * 2
-
     def test_a_user_speaks_after_a_result(self):
         """The critic reads it in the observation, and the policy as the user's."""
         log = self.make_log("look", "take")[0]

@@ -11,11 +11,10 @@ from collections.abc import Callable
 
 import pytest
 from datasets import Dataset
-from helpers.testing_utils import Countdown, make_config, make_roles, play
+from helpers.testing_utils import Countdown, make_roles, make_trainer, play
 
 from trl_nlac import NLACTrainer
 from trl_nlac.environments import StepResult, TextEnvironment
-from trl_nlac.environments.embedded import COMPACT_PROMPTS, TINY_MODEL
 from trl_nlac.episodes import pool as pool_module
 from trl_nlac.episodes.pool import EnvironmentPool
 from trl_nlac.episodes.rollout import play_episodes
@@ -54,6 +53,14 @@ class Breaking(Instances):
         if self.fails:
             raise RuntimeError("broken")
         return super().step(action)
+
+
+class SlowlyClosed(Breaking):
+    """Takes a while to close."""
+
+    def close(self):
+        time.sleep(0.2)
+        super().close()
 
 
 def wait_until(is_done: Callable[[], bool], seconds: float = 10) -> None:
@@ -102,17 +109,13 @@ class TestInstances:
 
     @pytest.mark.parametrize("fault", ["raises", "hangs"])
     def test_those_that_are_closing_count(self, fault):
-        class SlowlyClosed(Instances):
+        class Faulty(SlowlyClosed):
             def step(self, action):
                 if fault == "raises":
                     raise RuntimeError("broken")
                 time.sleep(1)
 
-            def close(self):
-                time.sleep(0.2)
-                super().close()
-
-        episodes = play([{}] * 3, SlowlyClosed, max_instances=1, timeout=0.5)
+        episodes = play([{}] * 3, Faulty, max_instances=1, timeout=0.5)
         assert all(episode.failure for episode in episodes) and Instances.most == 1
 
     def test_one_whose_close_hangs_counts_for_a_while(self, monkeypatch):
@@ -130,15 +133,11 @@ class TestInstances:
         assert failed.failure and fine.score == 1 and Instances.most == 2
 
     def test_a_failure_makes_no_others_where_a_server_has_few_sessions(self):
-        class Sessions(Breaking):
+        class Sessions(SlowlyClosed):
             def reset(self, fails=False):
                 if len(self.alive) > 2:
                     raise ConnectionError("no session is free")
                 return super().reset(fails)
-
-            def close(self):
-                time.sleep(0.2)
-                super().close()
 
         episodes = play([{"fails": True}, *[{}] * 19], Sessions, max_instances=2)
         assert [episode.failure for episode in episodes] == ["step: RuntimeError: broken", *[None] * 19]
@@ -154,12 +153,10 @@ class TestInstances:
             def compute_loss(self, *args, **kwargs):
                 raise error("stop")
 
-        trainer = (Failing if error else NLACTrainer)(
-            model=TINY_MODEL,
-            args=make_config(tmp_path, max_steps=1),
-            train_dataset=Dataset.from_dict({"start": [0] * 20}),
-            environment_factory=Instances,
-            prompts=COMPACT_PROMPTS,
+        tasks = Dataset.from_dict({"start": [0] * 20})
+        trainer_class = Failing if error else NLACTrainer
+        trainer = make_trainer(
+            tmp_path, {"max_steps": 1}, trainer_class, train_dataset=tasks, environment_factory=Instances
         )
         if error is None:
             trainer.train()
@@ -189,21 +186,13 @@ class TestInstances:
 
         assert play([{}], TRLEnv, make_roles(["done"]))[0].score == 1
 
-    def test_the_end_of_the_program_closes_them(self, tmp_path):
-        script = tmp_path / "script.py"
-        script.write_text(
-            "from trl_nlac.episodes.pool import EnvironmentPool\n"
-            "class Env:\n"
-            "    def reset(self): pass\n"
-            "    def step(self, action): pass\n"
-            "    def close(self): print('closed', flush=True)\n"
-            "pool = EnvironmentPool(Env)\n"
-            "raise KeyboardInterrupt\n"
-        )
-        finished = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=60)
-        assert finished.stdout == "closed\n"
-
-    def test_the_end_of_the_program_waits_for_those_that_are_closing(self, tmp_path):
+    @pytest.mark.parametrize(
+        "end",
+        ["pool; raise KeyboardInterrupt", "pool.discard(pool.acquire(''))"],
+        ids=["closes them", "waits for them"],
+    )
+    def test_the_end_of_the_program(self, tmp_path, end):
+        """Closes those that are left, and waits for those that are closing."""
         script = tmp_path / "script.py"
         script.write_text(
             "import time\n"
@@ -215,17 +204,12 @@ class TestInstances:
             "        time.sleep(1)\n"
             "        print('closed', flush=True)\n"
             "pool = EnvironmentPool(Env)\n"
-            "pool.discard(pool.acquire(''))\n"
+            f"{end}\n"
         )
         finished = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=60)
         assert finished.stdout == "closed\n"
 
     def test_the_end_of_a_pool_waits_for_those_that_are_closing(self):
-        class SlowlyClosed(Instances):
-            def close(self):
-                time.sleep(0.2)
-                super().close()
-
         pool = EnvironmentPool(SlowlyClosed)
         pool.release(pool.acquire(""))
         pool.shrink(0)
@@ -395,13 +379,9 @@ def test_a_run_stays_in_its_folder(tmp_path, monkeypatch):
     for folder in (home, elsewhere):
         folder.mkdir()
     monkeypatch.chdir(home)
-    trainer = NLACTrainer(
-        model=TINY_MODEL,
-        args=make_config("run", max_steps=2, save_strategy="steps", save_steps=1, audit_samples=1),
-        train_dataset=Dataset.from_dict({"start": [2] * 4}),
-        environment_factory=lambda: Wandering(elsewhere),
-        prompts=COMPACT_PROMPTS,
-    )
+    config = {"max_steps": 2, "save_strategy": "steps", "save_steps": 1, "audit_samples": 1}
+    tasks = Dataset.from_dict({"start": [2] * 4})
+    trainer = make_trainer("run", config, train_dataset=tasks, environment_factory=lambda: Wandering(elsewhere))
     trainer.train()
     trainer.save_model()
     assert not list(elsewhere.iterdir())
@@ -417,13 +397,8 @@ def test_training_stops_when_too_many_instances_hang(tmp_path, monkeypatch):
 
     monkeypatch.setattr("trl_nlac.episodes.player.MAX_LEFT_BEHIND", 2)
     release = threading.Event()
-    trainer = NLACTrainer(
-        model=TINY_MODEL,
-        args=make_config(tmp_path, environment_timeout=1),
-        train_dataset=Dataset.from_dict({"start": [2] * 4}),
-        environment_factory=Hanging,
-        prompts=COMPACT_PROMPTS,
-    )
+    tasks = Dataset.from_dict({"start": [2] * 4})
+    trainer = make_trainer(tmp_path, {"environment_timeout": 1}, train_dataset=tasks, environment_factory=Hanging)
     try:
         with pytest.raises(TrainingStopped, match="4 environments .* still hang"):
             trainer.train()

@@ -16,59 +16,13 @@ import psutil
 import pytest
 import torch
 from helpers.testing_utils import make_roles, make_trainer, play
-from helpers.workers import check_training
+from helpers.workers import check_same_as_in_threads, check_training, make_faulty
 
 from trl_nlac.environments import AgentEnvironment, EnvironmentFailure, StepResult, TextEnvironment
 from trl_nlac.episodes.pool import EnvironmentPool
 from trl_nlac.episodes.process import ProcessEnvironment
 from trl_nlac.episodes.rollout import play_episodes
 from trl_nlac.evaluation.metrics import episode_metrics
-
-
-def make_faulty(folder):
-    """Make a factory. It is a function within a function, as lambdas are, so that it travels by value."""
-
-    class Odd(Exception):
-        """Cannot be made from its own arguments."""
-
-        def __init__(self, message, number):
-            super().__init__(f"{message} {number}")
-
-    class Faulty(TextEnvironment):
-        takes_seed = True
-
-        def reset(self, seed, fault=None, at=0):
-            self.seed, self.fault, self.at, self.turn = seed, fault, at, 0
-            return self._fault(f"win {seed % 10}")
-
-        async def step(self, action):
-            self.turn += 1
-            return StepResult(self._fault(f"win {self.turn}"), float(self.turn == 3), terminated=self.turn == 3)
-
-        def final_reward(self):
-            return self.seed % 7
-
-        def close(self):
-            (folder / f"{os.getpid()}").touch()
-
-        def _fault(self, observation):
-            if self.turn == self.at:
-                if self.fault == "exception":
-                    raise RuntimeError("broken")
-                if self.fault == "cannot travel":
-                    raise Odd("broken", 1)
-                if self.fault == "exit":
-                    sys.exit(1)
-                if self.fault == "killed":
-                    os.kill(os.getpid(), signal.SIGKILL)
-                if self.fault == "hang":
-                    while True:
-                        pass
-                if self.fault == "malformed":
-                    return b"bytes"
-            return observation
-
-    return lambda: Faulty()
 
 
 def play_in(workers, factory, tasks, **kwargs):
@@ -88,19 +42,15 @@ def is_running(pid: int) -> bool:
     return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
 
 
-def test_the_same_as_in_threads(tmp_path):
-    """Seeds, texts, rewards, and what failed where; an instance for each episode or a few for all."""
-    faults = [None, "exception", None, "malformed", "exit", None, "exception"]
-    tasks = [{"fault": fault, "at": i % 3} for i, fault in enumerate(faults)]
-    played = []
-    for workers, max_instances in (("thread", None), ("process", None), ("process", 2)):
-        episodes, _ = play_in(workers, make_faulty(tmp_path), tasks, max_instances=max_instances, timeout=300)
-        played.append([(e.token_ids.tolist(), e.turns, e.score, e.terminated, e.failure) for e in episodes])
-    for in_processes in played[1:]:
-        assert in_processes == played[0]
-    assert len({score for _, _, score, _, _ in played[0]}) > 2
-    closed = {int(path.name) for path in tmp_path.iterdir()}
-    assert os.getpid() in closed and len(closed) > 2  # each closed itself, in its own process
+@pytest.mark.parametrize("max_instances", [None, 2])
+def test_the_same_as_in_threads(tmp_path, max_instances):
+    """An instance for each episode or a few for all."""
+
+    def play(workers, factory, tasks):
+        most = max_instances if workers == "process" else None
+        return play_in(workers, factory, tasks, max_instances=most, timeout=300)[0]
+
+    check_same_as_in_threads(tmp_path, play, "process")
 
 
 def test_columns_can_have_any_name():

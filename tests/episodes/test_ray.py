@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 from helpers.testing_utils import make_roles
-from helpers.workers import check_training
+from helpers.workers import check_same_as_in_threads, check_training, make_faulty
 
 from trl_nlac.environments import EnvironmentFailure, StepResult, TextEnvironment
 from trl_nlac.episodes.pool import EnvironmentPool
@@ -58,37 +58,6 @@ def test_a_cluster_that_is_not_named_is_not_joined(cluster):
     assert "address " in found.stdout and cluster.address not in found.stdout, found.stdout + found.stderr
 
 
-def make_game(folder):
-    """Make a factory. Classes within functions travel by value."""
-
-    class Game(TextEnvironment):
-        takes_seed = True
-
-        def reset(self, seed, fault=None):
-            self.seed, self.fault, self.turn = seed, fault, 0
-            return f"win {seed % 10}"
-
-        async def step(self, action):
-            self.turn += 1
-            if self.turn == 2 and self.fault == "exception":
-                raise RuntimeError("broken")
-            if self.turn == 2 and self.fault == "exit":
-                sys.exit(1)
-            if self.turn == 2 and self.fault == "killed":
-                os.kill(os.getpid(), signal.SIGKILL)
-            while self.turn == 2 and self.fault == "hang":
-                time.sleep(0.1)
-            return StepResult(f"win {self.turn}", float(self.turn == 3), terminated=self.turn == 3)
-
-        def final_reward(self):
-            return self.seed % 7
-
-        def close(self):
-            (folder / f"{os.getpid()}").touch()
-
-    return lambda: Game()
-
-
 def play_in(workers, factory, tasks, timeout=TIMEOUT):
     pool = EnvironmentPool(factory, workers=workers, timeout=timeout)
     try:
@@ -99,19 +68,7 @@ def play_in(workers, factory, tasks, timeout=TIMEOUT):
 
 
 def test_the_same_as_in_threads(tmp_path):
-    faults = [None, "exception", None, "exit", None]
-    tasks = [{"fault": fault} for fault in faults]
-    in_threads, on_cluster = (
-        [
-            (e.token_ids.tolist(), e.turns, e.score, e.terminated, e.failure)
-            for e in play_in(workers, make_game(tmp_path), tasks)
-        ]
-        for workers in ("thread", "ray")
-    )
-    assert in_threads == on_cluster
-    assert [failure is None for *_, failure in on_cluster] == [fault is None for fault in faults]
-    closed = {int(path.name) for path in tmp_path.iterdir()}
-    assert os.getpid() in closed and len(closed) > 2  # they closed themselves, in their own processes
+    check_same_as_in_threads(tmp_path, play_in, "ray")
 
 
 def test_all_machines_take_part(tmp_path):
@@ -127,15 +84,15 @@ def test_all_machines_take_part(tmp_path):
 
 
 def test_an_actor_that_dies_is_one_failed_episode(tmp_path):
-    killed, clean = play_in("ray", make_game(tmp_path), [{"fault": "killed"}, {"fault": None}])
+    killed, clean = play_in("ray", make_faulty(tmp_path), [{"fault": "killed", "at": 2}, {"fault": None}])
     assert killed.failure == "step: EnvironmentFailure: the Ray actor of the environment has died"
     assert [len(episode.turns) for episode in (killed, clean)] == [1, 3] and clean.terminated
 
 
 def test_an_actor_that_hangs_is_ended(tmp_path):
     connect()
-    environment = RayEnvironment(make_game(tmp_path))
-    environment.reset(seed=1, fault="hang")
+    environment = RayEnvironment(make_faulty(tmp_path))
+    environment.reset(seed=1, fault="sleep", at=2)
     environment.step("")
     with ThreadPoolExecutor(1) as threads:
         hanging = threads.submit(environment.step, "")

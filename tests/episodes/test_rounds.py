@@ -58,6 +58,14 @@ class Played(Countdown):
         return super().reset(start, fails_at)
 
 
+class Slow(Countdown):
+    """Takes a while for a step."""
+
+    def step(self, action):
+        time.sleep(0.2)
+        return super().step(action)
+
+
 def test_environments_play_while_the_model_trains(monkeypatch, tmp_path):
     training = threading.Event()
 
@@ -166,11 +174,6 @@ def test_a_callback_can_generate_while_episodes_are_under_way(monkeypatch, tmp_p
             with trainer.roles.generator.session(trainer.model):
                 trainer.roles.generator.generate([[5, 6]], Sampling(2), [0])
 
-    class Slow(Countdown):
-        def step(self, action):
-            time.sleep(0.2)
-            return super().step(action)
-
     arguments = {"train_dataset": starts(8), "environment_factory": Slow, "callbacks": [Generates()]}
     trainer = make_async_trainer(monkeypatch, tmp_path, {"max_steps": 3}, max_staleness=1, **arguments)
     trainer.train()
@@ -183,11 +186,6 @@ def test_the_error_of_a_generator_ends_training(monkeypatch, tmp_path):
             if len(self.micro_batches) == 1:
                 self.roles.generator.engine.error = ConnectionError("the server is gone")
             return super().compute_loss(*args, **kwargs)
-
-    class Slow(Countdown):
-        def step(self, action):
-            time.sleep(0.2)
-            return super().step(action)
 
     trainer = make_async_trainer(
         monkeypatch,
@@ -216,11 +214,6 @@ def test_what_is_under_way_is_given_up(monkeypatch, tmp_path):
                 raise KeyboardInterrupt
             return super().compute_loss(*args, **kwargs)
 
-    class Slow(Countdown):
-        def step(self, action):
-            time.sleep(0.2)
-            return super().step(action)
-
     tasks = Dataset.from_dict({"start": [50] * 8})
     arguments = {"trainer_class": Interrupted, "train_dataset": tasks, "environment_factory": Slow}
     trainer = make_async_trainer(monkeypatch, tmp_path, {"max_steps": 4, "max_turns": 2}, **arguments)
@@ -229,6 +222,11 @@ def test_what_is_under_way_is_given_up(monkeypatch, tmp_path):
     with pytest.raises(KeyboardInterrupt):
         trainer.train()
     assert not [thread for thread in threading.enumerate() if thread.name == "rollouts"]
+
+
+def silent_episodes(tasks: list[dict]) -> list[Episode]:
+    """Make episodes without a turn."""
+    return [Episode(task, (), np.zeros(1, np.int32), (), True, False) for task in tasks]
 
 
 def make_rollouts(monkeypatch, play: Callable, updates: int) -> AsyncRollouts:
@@ -295,7 +293,7 @@ def test_a_thread_that_outlives_the_run_takes_nothing_of_the_next(monkeypatch):
         if not played:
             played.append(tasks)
             goes_on.wait(60)
-        return [Episode(task, (), np.zeros(1, np.int32), (), True, False) for task in tasks]
+        return silent_episodes(tasks)
 
     rollouts = make_rollouts(monkeypatch, play, updates=1)
     rollouts.play([{"run": 1}], 0, waits=False, is_last=False)
@@ -316,7 +314,7 @@ def test_only_rounds_that_would_be_too_old_are_waited_for(monkeypatch):
 
     def play(pool, tasks, *args, **kwargs):
         ends.wait(10)
-        return [Episode(task, (), np.zeros(1, np.int32), (), True, False) for task in tasks]
+        return silent_episodes(tasks)
 
     rollouts = make_rollouts(monkeypatch, play, updates=2)
     rollouts.play([{}], 0, waits=False, is_last=False)
@@ -334,7 +332,7 @@ def test_an_error_takes_no_other_rounds_with_it(monkeypatch, caplog):
     def play(pool, tasks, *args, **kwargs):
         if tasks[0]["run"] == 2:
             raise ConnectionError("the server is gone")
-        return [Episode(task, (), np.zeros(1, np.int32), (), True, False) for task in tasks]
+        return silent_episodes(tasks)
 
     rollouts = make_rollouts(monkeypatch, play, updates=1)
     for run in (1, 2, 3):

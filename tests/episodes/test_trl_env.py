@@ -4,13 +4,13 @@ import json
 
 import pytest
 from datasets import Dataset
-from helpers.testing_utils import make_config, make_roles, make_roles_of, make_tokenizer
+from helpers.testing_utils import Answering, make_roles, make_roles_of, make_tokenizer, make_trainer, play
 from trl import GRPOConfig, GRPOTrainer
 
-from trl_nlac import NLACPrompts, NLACTrainer
+from trl_nlac import NLACPrompts
 from trl_nlac.chat.encoder import ChatEncoder
 from trl_nlac.environments import ServiceDesk, StepResult, TextEnvironment
-from trl_nlac.environments.embedded import COMPACT_PROMPTS, TINY_MODEL, make_environment
+from trl_nlac.environments.embedded import TINY_MODEL, make_environment
 from trl_nlac.episodes.pool import EnvironmentPool
 from trl_nlac.episodes.recorder import MalformedResult, checked_opening
 from trl_nlac.episodes.rewards import EpisodeRewards
@@ -310,14 +310,8 @@ class TestMalformedCalls:
 
     @pytest.mark.parametrize("action", ['{"move": 1}', "[up]", "lookup(x)", CALL, f"{CALL}.", "add(number=6)"])
     def test_without_tools_nothing_is_a_call(self, action):
-        class Game(TextEnvironment):
-            def reset(self, **task):
-                return "Move."
-
-            def step(self, action):
-                return StepResult("", terminated=True)
-
-        (episode,) = play_episodes(EnvironmentPool(Game), [{}], make_roles([action], max_turns=5))
+        game = Answering(StepResult("", terminated=True), "Move.")
+        (episode,) = play([{}], lambda: game, make_roles([action], max_turns=5))
         assert episode.turns[0].action == action
 
 
@@ -378,20 +372,8 @@ def test_the_same_episodes_as_under_grpo(tmp_path):
         train_dataset=tasks,
         environment_factory=DeskTools,
     )
-    nlac = NLACTrainer(
-        model=TINY_MODEL,
-        args=make_config(
-            tmp_path / "nlac",
-            action_format="tool_call",
-            episodes_per_iteration=3,
-            max_turns=3,
-            max_completion_length=64,
-            **config,
-        ),
-        train_dataset=tasks,
-        environment_factory=DeskTools,
-        prompts=COMPACT_PROMPTS,
-    )
+    config |= dict(action_format="tool_call", episodes_per_iteration=3, max_turns=3, max_completion_length=64)
+    nlac = make_trainer(tmp_path / "nlac", config, train_dataset=tasks, environment_factory=DeskTools)
     expected = diaries_of(grpo)
     assert len(expected) == len(REQUESTS) and any(len(diary) > 4 for diary in expected)
     assert diaries_of(nlac) == expected
@@ -429,12 +411,12 @@ def test_environments_may_own_their_data(tmp_path, kind):
             return StepResult("closed win", 1.0, terminated=True)
 
     environment = Tools if kind == "trl" else Text
-    arguments = dict(model=TINY_MODEL, environment_factory=environment, prompts=COMPACT_PROMPTS)
-    trainer = NLACTrainer(args=make_config(tmp_path, max_steps=2), **arguments)
+    arguments = dict(environment_factory=environment, train_dataset=None)
+    trainer = make_trainer(tmp_path, {"max_steps": 2}, **arguments)
     trainer.train()
     assert environment.resets == [{"prompt": PROMPT} if kind == "trl" else {}] * 8
     with pytest.raises(ValueError, match="`train_dataset`"):
-        NLACTrainer(args=make_config(tmp_path / "other", max_steps=-1), **arguments).train()
+        make_trainer(tmp_path / "other", {"max_steps": -1}, **arguments).train()
 
 
 def test_tools_choose_the_format_of_actions(tmp_path):
@@ -449,14 +431,8 @@ def test_tools_choose_the_format_of_actions(tmp_path):
 
     tasks = Dataset.from_list([{"prompt": PROMPT, "request": request} for request in REQUESTS])
     for environment, dataset, expected in ((DeskTools, tasks, "tool_call"), (Text, None, "react")):
-        args = make_config(tmp_path / expected, action_format=None)
-        trainer = NLACTrainer(
-            model=TINY_MODEL,
-            args=args,
-            train_dataset=dataset,
-            environment_factory=environment,
-            prompts=COMPACT_PROMPTS,
-        )
+        arguments = {"train_dataset": dataset, "environment_factory": environment}
+        trainer = make_trainer(tmp_path / expected, {"action_format": None}, **arguments)
         assert trainer.roles.actions.name == trainer.args.action_format == expected
         trainer.save_model()
         assert RoleOptions.from_pretrained(str(tmp_path / expected)).action_format == expected
@@ -471,13 +447,13 @@ def test_what_functions_log_in_an_evaluation_is_its_own(tmp_path):
         return Dataset.from_list([{"prompt": [{"role": "user", "content": f"Say {word}."}]}] * 2)
 
     config = {"max_steps": 2, "logging_steps": 1, "eval_strategy": "steps", "eval_steps": 1}
-    trainer = NLACTrainer(
-        model=TINY_MODEL,
-        args=make_config(tmp_path, **config),
+    trainer = make_trainer(
+        tmp_path,
+        config,
         train_dataset=tasks("one"),
         eval_dataset=tasks("seven"),
+        environment_factory=None,
         reward_funcs=judge,
-        prompts=COMPACT_PROMPTS,
     )
     trainer.train()
     logged = [{log[name] for log in trainer.state.log_history if name in log} for name in ("is_eval", "eval_is_eval")]
@@ -492,14 +468,9 @@ def test_reward_functions_get_what_trl_gives_them(tmp_path):
         return [len(environment.diary) for environment in environments]
 
     tasks = Dataset.from_list([{"prompt": PROMPT, "request": request} for request in REQUESTS])
-    trainer = NLACTrainer(
-        model=TINY_MODEL,
-        args=make_config(tmp_path, action_format="tool_call", logging_steps=1),
-        train_dataset=tasks,
-        environment_factory=DeskTools,
-        reward_funcs=count,
-        prompts=COMPACT_PROMPTS,
-    )
+    config = {"action_format": "tool_call", "logging_steps": 1}
+    arguments = {"train_dataset": tasks, "environment_factory": DeskTools, "reward_funcs": count}
+    trainer = make_trainer(tmp_path, config, **arguments)
     trainer.train()
     assert [entry["my/step"] for entry in trainer.state.log_history if "my/step" in entry] == [0, 1]
     assert trainer.state.log_history[0]["episode/return"] >= 1

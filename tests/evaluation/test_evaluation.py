@@ -4,7 +4,7 @@
 import pytest
 import torch
 from datasets import Dataset, IterableDataset
-from helpers.testing_utils import TASKS, Countdown, make_roles, make_trainer
+from helpers.testing_utils import TASKS, Answering, Countdown, make_roles, make_trainer
 
 from trl_nlac import nlac_trainer
 from trl_nlac.environments import StepResult
@@ -66,14 +66,8 @@ class TestEvaluation:
         assert metrics["eval_episode/return"] == 0.75  # with what the reward function gives
 
     def test_verdicts_are_compared_with_success(self):
-        class Half:
-            def reset(self):
-                return "begin"
-
-            def step(self, action):
-                return StepResult("", reward=0.5, terminated=True)
-
-        roles, pool = make_roles("Future: closed win\nOptimality: Yes", success_threshold=0.5), EnvironmentPool(Half)
+        pool = EnvironmentPool(lambda: Answering(StepResult("", reward=0.5, terminated=True)))
+        roles = make_roles("Future: closed win\nOptimality: Yes", success_threshold=0.5)
         evaluation = evaluate_policy(pool, dict.fromkeys(range(3), {}), roles, num_critiques=2)
         pool.close()
         assert [success for _, success in evaluation.outcomes] == [1.0] * 3

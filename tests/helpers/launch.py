@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Start a script in two processes."""
+"""Start a script in several processes, by default in two."""
 
 import os
 import subprocess
@@ -8,13 +8,14 @@ import sys
 from pathlib import Path
 
 
-def launch(*arguments: str) -> str:
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", *arguments]
+def launch(*arguments: str, processes: int = 2) -> str:
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", f"{processes}"]
     tests = Path(__file__).parent.parent
     path = os.pathsep.join([str(tests), str(tests.parent)])
     # DeepSpeed builds an extension with ninja, which is in the same folder as Python.
     tools = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path, "PATH": tools, "PYTHONFAULTHANDLER": "1"}
+    command += arguments
     finished = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=900)
     # The end names the cause; what comes before are warnings and progress bars.
     assert finished.returncode == 0, finished.stdout[-2000:] + finished.stderr[-8000:]

@@ -6,10 +6,10 @@ import gc
 import os
 import re
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,7 +19,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_token
 from torch import nn
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from benchmarks.tiny_run import tiny_options
+from benchmarks.tiny_run import StubGenerator, tiny_options
 from trl_nlac import NLACConfig, NLACPrompts, NLACTrainer, PrioritizedReplay
 from trl_nlac.chat.encoder import ChatEncoder
 from trl_nlac.environments import StepResult, TextEnvironment
@@ -32,7 +32,6 @@ from trl_nlac.episodes.rollout import play_episodes
 from trl_nlac.generation.generator import Completion, Sampling
 from trl_nlac.method.batches import MicroBatch
 from trl_nlac.method.roles import Roles
-from trl_nlac.method.tally import Tally
 from trl_nlac.options.role_options import RoleOptions
 from trl_nlac.replay.files import StoredEpisode, read_episodes
 from trl_nlac.types import Episode, Turn
@@ -162,7 +161,28 @@ class Countdown(TextEnvironment):
         return StepResult(f"{self.left}", reward=float(self.left == 0), terminated=self.left == 0)
 
 
-class ScriptedGenerator:
+class Answering:
+    """
+    An environment that begins every episode alike, and answers every action alike or by a function.
+
+    Args:
+        result (`StepResult` or `Callable[[str], StepResult]`):
+            The answer, or what makes it of an action.
+        opening (`str` or `list[dict]`, *optional*, defaults to `"begin"`):
+            What `reset` returns.
+    """
+
+    def __init__(self, result: Any, opening: Any = "begin"):
+        self.result, self.opening = result, opening
+
+    def reset(self):
+        return self.opening
+
+    def step(self, action):
+        return self.result(action) if callable(self.result) else self.result
+
+
+class ScriptedGenerator(StubGenerator):
     """
     Returns scripted answers and records its prompts, for tests of the roles' prompts.
 
@@ -173,24 +193,12 @@ class ScriptedGenerator:
             The answers in order, or one that is always given.
     """
 
-    is_concurrent = False
-
     def __init__(self, chat: ChatEncoder, answers: list[str | list[int] | Completion] | str):
         self.chat = chat
         self.answers = answers if isinstance(answers, str) else list(answers)
         self.prompts: list[list[int]] = []
         self.samplings: list[Sampling] = []  # one for each prompt
         self.batch_sizes: list[int] = []  # one for each call
-
-    @contextmanager
-    def session(self, model: nn.Module | None) -> Iterator[None]:
-        yield
-
-    def any_process(self, wants: bool) -> bool:
-        return wants
-
-    def take_metrics(self) -> dict[str, float]:
-        return {}
 
     def generate(self, prompts, sampling, seeds, bar=None) -> list[Completion]:
         self.prompts += prompts
@@ -219,18 +227,6 @@ def make_roles_of(chat: ChatEncoder, answers: list | str, prompts: NLACPrompts =
     """Make roles with another tokenizer and scripted answers."""
     options = RoleOptions(**{"action_format": "text", "max_completion_length": 48, **kwargs})
     return Roles(ScriptedGenerator(chat, answers), chat, prompts, options)
-
-
-def noted_metrics(monkeypatch) -> dict[str, list[float]]:
-    """Return what is noted from now on, but for the rates of every question."""
-    noted, of_questions = {}, ("/format_rate", "completions/clipped_ratio", "prompts/too_long_ratio")
-
-    def note(tally, name, values):
-        if not name.endswith(of_questions):
-            noted[name] = values
-
-    monkeypatch.setattr(Tally, "note", note)
-    return noted
 
 
 def play(

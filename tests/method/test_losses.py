@@ -51,6 +51,8 @@ class TestTokens:
         torch.testing.assert_close(*gradients)
         reverse = (q.exp() * (q - p)).sum(-1)
         torch.testing.assert_close(reverse_divergences(logits, teacher), reverse)
+        of_trl = compute_full_logit_self_distillation_loss(logits, teacher, distillation_alpha=1.0)
+        torch.testing.assert_close(reverse, of_trl)
         assert reverse_divergences(logits, logits.detach()).abs().max() < 1e-6
         # Of the same contexts it is zero, and so is its gradient; on average its gradient is that of the likelihood.
         assert token_divergences(logits, logits.detach()).abs().max() < 1e-6

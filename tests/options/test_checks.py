@@ -23,7 +23,6 @@ class TestChecks:
             ("temperature", -0.5),
             ("critic_loss_coef", -1.0),
             ("policy_loss_type", "mse"),
-            ("policy_loss_type", "mse"),
             ("bootstrap", "none"),
             ("turn_limit", "fail"),
             ("target_max_age", -1),
@@ -43,6 +42,8 @@ class TestChecks:
             ("max_turns", "8"),
             ("num_futures", 1.5),
             ("temperature", None),
+            ("audit_samples", -1),
+            ("num_completions_to_print", -1),
         ],
     )
     def test_errors_name_option_and_value(self, tmp_path, option, value):
@@ -54,9 +55,3 @@ class TestChecks:
         """Parsers of arguments overwrite the types of fields."""
         TrlParser((NLACConfig,))
         assert make_config(tmp_path, max_prompt_length=None).max_prompt_length is None
-
-
-@pytest.mark.parametrize("option", [{"audit_samples": -1}, {"num_completions_to_print": -1}])
-def test_options_out_of_range(tmp_path, option):
-    with pytest.raises(ValueError, match=f"`{next(iter(option))}` must be"):
-        make_config(tmp_path, **option)

@@ -193,14 +193,6 @@ class TestCheckpoint:
         # It plays for steps 2 and 3, and for step 4; with the saved iteration, it would play for steps 3 and 4 only.
         assert len(resumed.replay.episodes) == 2 * len(saved.episodes) + 2 * 4
 
-    def test_checkpoint_holds_no_code(self, tmp_path):
-        trainer = make_trainer(tmp_path, {"save_strategy": "steps", "save_steps": 2})
-        trainer.train()
-        folder = tmp_path / "checkpoint-2" / "nlac" / "rank_00000"
-        assert {path.suffix for path in folder.iterdir()} == {".parquet", ".json"}
-        assert json.loads((folder / "state.json").read_text())["parts"]["records"]["environment_steps"] == 16
-        assert (tmp_path / "checkpoint-2" / "README.md").exists() or (tmp_path / "README.md").exists()
-
     def test_pending_examples(self, tmp_path):
         target, initial = TargetWeights(nn.Linear(2, 2)), InitialWeights(nn.Linear(2, 2))
         taught = TrainingExample("policy", Prompt.of([1]), (3, 4), 0.5, 7, Prompt.of([2]))
@@ -215,13 +207,6 @@ class TestCheckpoint:
         assert [[plain(example) for example in batch] for batch in loaded] == [
             [plain(example) for example in batch] for batch in batches
         ]
-
-    def test_save_only_model_cannot_be_resumed(self, tmp_path):
-        config = {"save_strategy": "steps", "save_steps": 1, "save_only_model": True}
-        make_trainer(tmp_path, config).train()
-        assert not (tmp_path / "checkpoint-1" / "nlac").exists()
-        with pytest.raises(FileNotFoundError, match="has no replay buffer.*save_only_model"):
-            make_trainer(tmp_path, config).train(resume_from_checkpoint=str(tmp_path / "checkpoint-1"))
 
     def test_parts_on_the_disk_must_be_complete(self, tmp_path):
         def make_model(width: int) -> nn.Module:

@@ -13,7 +13,6 @@ from helpers.testing_utils import (
     Countdown,
     RecordingTrainer,
     assert_same,
-    make_config,
     make_tokenizer,
     make_trainer,
     weights,
@@ -23,7 +22,7 @@ from transformers import AutoModelForCausalLM, TrainerCallback
 from trl_nlac import NLACTrainer
 from trl_nlac.chat.template import ChatTemplate
 from trl_nlac.environments import StepResult
-from trl_nlac.environments.embedded import COMPACT_PROMPTS, TINY_MODEL
+from trl_nlac.environments.embedded import TINY_MODEL
 from trl_nlac.episodes.failures import check_played
 from trl_nlac.method.batches import NLACCollator
 from trl_nlac.training import guards
@@ -231,14 +230,9 @@ class TestFailureRate:
                 return StepResult("win", 1.0, terminated=True)
 
         def make(output_dir, **kwargs):
-            config = dict(max_steps=50, episodes_per_iteration=20)
-            return NLACTrainer(
-                model=TINY_MODEL,
-                args=make_config(output_dir, **{**config, **kwargs}),
-                train_dataset=Dataset.from_dict({"start": [0] * 20}),
-                environment_factory=Worse,
-                prompts=COMPACT_PROMPTS,
-            )
+            config = {"max_steps": 50, "episodes_per_iteration": 20, **kwargs}
+            tasks = Dataset.from_dict({"start": [0] * 20})
+            return make_trainer(output_dir, config, train_dataset=tasks, environment_factory=Worse)
 
         trainer = make(tmp_path)
         with pytest.raises(RuntimeError, match=r"is saved\. The environment failed in 60% of the last 100") as caught:
@@ -267,13 +261,8 @@ class TestFailureRate:
 
     def test_few_failures_do_not(self, tmp_path):
         tasks = Dataset.from_dict({"start": [4] * 28, "fails_at": [None, None, None, 3] * 7})
-        trainer = NLACTrainer(
-            model=TINY_MODEL,
-            args=make_config(tmp_path, max_steps=4, episodes_per_iteration=28, logging_steps=1),
-            train_dataset=tasks,
-            environment_factory=Countdown,
-            prompts=COMPACT_PROMPTS,
-        )
+        config = {"max_steps": 4, "episodes_per_iteration": 28, "logging_steps": 1}
+        trainer = make_trainer(tmp_path, config, train_dataset=tasks, environment_factory=Countdown)
         trainer.train()
         logs = [entry for entry in trainer.state.log_history if "environment/failure_rate" in entry]
         assert [entry["environment/failure_rate"] for entry in logs] == [0.25] * 4

@@ -201,7 +201,7 @@ def test_a_signal_in_the_last_step(tmp_path, caplog, save_only_model, follows):
     assert "checkpoint-2 is saved" in caplog.text and follows in caplog.text
     resumed = make()
     if save_only_model:
-        with pytest.raises(FileNotFoundError, match="save_only_model=True"):
+        with pytest.raises(FileNotFoundError, match="has no replay buffer.*save_only_model=True"):
             resumed.train(resume_from_checkpoint=True)
     else:
         resumed.train(resume_from_checkpoint=True)
@@ -236,7 +236,7 @@ class TestSignals:
     def test_a_storm_is_one_signal(self, noted):
         """Also where it takes longer than launchers do: none of it interrupts what closes."""
         closed = False
-        with pytest.raises(SystemExit), noted():
+        with pytest.raises(SystemExit) as stopped, noted():
             try:
                 os.kill(os.getpid(), signal.SIGTERM)
                 time.sleep(0.1)
@@ -245,7 +245,7 @@ class TestSignals:
                     os.kill(os.getpid(), signal.SIGTERM)
                     time.sleep(0.05)
                 closed = True
-        assert closed
+        assert closed and stopped.value.code == 143
 
     def test_handlers_of_the_program_stay(self):
         def handle(number, frame):
@@ -270,16 +270,6 @@ class TestSignals:
         thread.start()
         thread.join()
         assert handlers == [signal.getsignal(signal.SIGINT)]
-
-    def test_sigterm_ends_a_command_in_order(self):
-        closed = []
-        with pytest.raises(SystemExit) as stopped, closing_on_sigterm():
-            try:
-                os.kill(os.getpid(), signal.SIGTERM)
-                time.sleep(10)
-            finally:
-                closed.append(True)
-        assert stopped.value.code == 143 and closed
 
 
 def test_commands_that_resume():

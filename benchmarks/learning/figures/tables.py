@@ -32,16 +32,12 @@ TOKENS = ("generated_tokens", "prefilled_tokens", "trained_tokens")
 RIVALS = ("hindsight", SELF_DISTILLATION, "rft", "grpo", "scalar")
 PLAIN = "nlac_plain"  # NLAC with half of the steps, as its ablations
 FRUGAL = "nlac_frugal"
-# What generates fewer tokens. These options are gone, or became the default.
-SAVINGS = (
-    *("nlac_keeps_targets", "nlac_keeps_best", "nlac_stored_actions", "nlac_two_updates", FRUGAL),
-    *("nlac_frugal_two_updates", "nlac_kept_two_updates", "nlac_kept_three_updates", "nlac_kept_four_updates"),
-)
 CHEAP = ("nlac_keeps_targets", "nlac_kept_three_updates", "nlac_kept_four_updates")  # the first is the default
 LEVEL = 0.8  # of the oracle's success
 # Sets of the appendix, with their titles; those of the search are one.
 SETS = {
     "table": "The table",
+    "default": "The last default",
     "again": "The table, run again: minus the table",
     "baselines": "Stronger baselines",
     "sharpening": "Other temperatures, and sharper learning",
@@ -186,10 +182,10 @@ class Tables:
             "seconds": number(mean_cost(cells, "seconds")),
         }
 
-    def methods(self, runs: dict[Run, list[dict]], columns: Sequence[str] = ()) -> str:
-        """Format rows; by default with all columns that say something."""
+    def methods(self, runs: dict[Run, list[dict]]) -> str:
+        """Format rows, with all columns that say something."""
         rows = [self.row(run, cells) for run, cells in runs.items()]
-        chosen = columns or [name for name in rows[0] if any(row[name] != "–" for row in rows)]
+        chosen = [name for name in rows[0] if any(row[name] != "–" for row in rows)]
         return reporting.table(chosen, [[row[name] for name in chosen] for row in rows])
 
     def of_set(self, kind: str) -> str:
@@ -284,9 +280,9 @@ class Tables:
                     new, replay = read - cached(cells) / steps, draws(cells)
                     parts = ["–" if replay is None else f"{replay:.1f}"]
                     parts += map(number, (written, read, new, trained, written + new + 3 * trained))
-                    rows.append([task_label(task), label(method), *parts, roles(cells)])
+                    rows.append([task_label(task), label(method), *parts])
         names = ["task", "method", "draws", "generated", "read", "of these not cached", "trained"]
-        return reporting.table([*names, "generated + not cached + 3 x trained", "who generates"], rows)
+        return reporting.table([*names, "generated + not cached + 3 x trained"], rows)
 
     def critic(self) -> str:
         """Format how right the critic of NLAC is before, halfway and after training."""
@@ -308,8 +304,8 @@ class Tables:
         """Format what NLAC gains over others on the told desk, and what it costs."""
         told = TASKS[0]
         least = mean(map(final_success, self.of(told, "nlac", "table"))) - 0.01
-        kept = {name: self.of(told, name, "savings") for name in SAVINGS}
-        kept = {name: cells for name, cells in kept.items() if cells and mean(map(final_success, cells)) >= least}
+        kept = {run[2]: cells for run, cells in self.runs.items() if run[:2] == ("savings", told)}
+        kept = {name: cells for name, cells in kept.items() if mean(map(final_success, cells)) >= least}
         cheapest = min(kept, key=lambda name: mean_cost(kept[name], "generated_tokens"))
         words = {"nlac": "NLAC, every target and refined action written anew", cheapest: label(cheapest)}
         words |= {"hindsight": "Hindsight: NLAC that reads what followed in place of a learned critic", "grpo": "GRPO"}
@@ -322,29 +318,6 @@ class Tables:
             rows.append([said, f"{mean(map(final_success, cells)):.2f}", *map(number, costs), str(len(cells))])
         names = ["method", "success", "environment steps", "generated tokens", "CPU seconds", "seeds"]
         return reporting.table(names, rows)
-
-    def savings(self) -> str:
-        """Format what saves tokens, beside NLAC and the baselines."""
-        runs = {}
-        for task in TASKS[:3]:
-            for method in ("nlac", *SAVINGS, *RIVALS[:-1]):
-                kinds = ("savings",) if method in SAVINGS else ("table", "baselines")
-                runs |= {
-                    (k, task, method): self.runs[k, task, method] for k in kinds if (k, task, method) in self.runs
-                }
-        columns = ("task", "method", "seeds", "success", "generated", f"steps to {LEVEL}", "tokens to it", "seconds")
-        return self.methods(runs, columns)
-
-    def staleness(self) -> str:
-        """Format the effect of playing with older weights."""
-        tasks = dict.fromkeys(run[1] for run in self.runs if run[0] == "staleness")
-        runs = {}
-        for task in tasks:
-            found = {run[2]: run for run in self.runs if run[0] == "staleness" and run[1] == task}
-            plain = ("staleness" if FRUGAL in found else "savings", task, FRUGAL)
-            names = sorted(found.keys() - {FRUGAL}, key=lambda name: int(name.split("_")[-1]))
-            runs |= {run: self.runs[run] for run in [plain, *(found[name] for name in names)]}
-        return self.methods(runs, ("task", "method", "seeds", "success", "area, difference", f"steps to {LEVEL}"))
 
     def handbook(self) -> str:
         """Format the cells of the pretrained model, where held-out tasks are desks that were never seen."""
@@ -397,15 +370,3 @@ class Tables:
 def cached(cells: list[dict]) -> float:
     """Return the mean number of prompt tokens that were read from a cache."""
     return mean(sum(n for name, n in c.get("tokens", {}).items() if name.startswith("cached/")) for c in cells)
-
-
-def roles(cells: list[dict]) -> str:
-    """Format the shares of the roles in the generated tokens, largest first; those below 5 % are left out."""
-    total: dict[str, int] = {}
-    for cell in cells:
-        for name, tokens in cell.get("tokens", {}).items():
-            if name.startswith("generated/"):
-                total[name.split("/")[1]] = total.get(name.split("/")[1], 0) + tokens
-    shares = {role: tokens / sum(total.values()) for role, tokens in total.items()}
-    ordered = sorted(shares.items(), key=lambda item: -item[1])
-    return ", ".join(f"{role} {share:.0%}" for role, share in ordered if share >= 0.05) or "–"

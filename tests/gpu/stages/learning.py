@@ -14,20 +14,10 @@ sys.path[:0] = [str(Path(__file__).parents[2]), str(Path(__file__).parents[3])]
 
 
 def run(device: torch.device, small: bool) -> dict:
-    from helpers.testing_utils import make_config
+    from helpers.testing_utils import TASKS, make_trainer
 
-    from trl_nlac import NLACTrainer
-    from trl_nlac.environments.embedded import (
-        COMPACT_PROMPTS,
-        TINY_MODEL,
-        make_environment,
-        make_tasks,
-    )
-
-    desk, tasks = make_tasks("service_desk", 0)
     with tempfile.TemporaryDirectory() as folder:
-        args = make_config(
-            folder,
+        config = dict(
             use_cpu=device.type == "cpu",
             max_steps=4 if small else 140,
             logging_steps=4 if small else 20,
@@ -43,14 +33,7 @@ def run(device: torch.device, small: bool) -> dict:
             target_update_rate=0.0016,
             num_eval_episodes=2 if small else 48,
         )
-        trainer = NLACTrainer(
-            model=TINY_MODEL,
-            args=args,
-            train_dataset=tasks,
-            eval_dataset=tasks,
-            environment_factory=lambda: make_environment(desk),
-            prompts=COMPACT_PROMPTS,
-        )
+        trainer = make_trainer(folder, config, eval_dataset=TASKS)
         assert trainer.model.device.type == device.type
         trainer.train()
         result = trainer.evaluate()

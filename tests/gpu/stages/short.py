@@ -20,10 +20,8 @@ sys.path[:0] = [str(Path(__file__).parents[2]), str(Path(__file__).parents[3])]
 def run(device: torch.device, small: bool, kind: str) -> dict:
     if kind in ("zero3", "fsdp2") and device.type != "cuda":
         raise LeftOut("on other devices than GPUs `accelerate launch` shards nothing")
-    from helpers.testing_utils import make_config
+    from helpers.testing_utils import make_trainer
 
-    from trl_nlac import NLACTrainer
-    from trl_nlac.environments.embedded import COMPACT_PROMPTS, TINY_MODEL, make_environment, make_tasks
     from trl_nlac.generation.engine import fingerprint
 
     lora = {}
@@ -31,10 +29,8 @@ def run(device: torch.device, small: bool, kind: str) -> dict:
         from peft import LoraConfig
 
         lora = {"peft_config": LoraConfig(r=8, target_modules="all-linear")}
-    desk, tasks = make_tasks("service_desk", 0)
     with tempfile.TemporaryDirectory() as folder:
-        args = make_config(
-            folder,
+        config = dict(
             use_cpu=device.type == "cpu",
             bf16=True,
             gradient_checkpointing=True,
@@ -46,14 +42,7 @@ def run(device: torch.device, small: bool, kind: str) -> dict:
             max_turns=2,
             max_completion_length=48,
         )
-        trainer = NLACTrainer(
-            model=TINY_MODEL,
-            args=args,
-            train_dataset=tasks,
-            environment_factory=lambda: make_environment(desk),
-            prompts=COMPACT_PROMPTS,
-            **lora,
-        )
+        trainer = make_trainer(folder, config, **lora)
         start = time.perf_counter()
         trainer.train()
         seconds = time.perf_counter() - start
@@ -63,7 +52,7 @@ def run(device: torch.device, small: bool, kind: str) -> dict:
             assert fingerprint(model) != own, "target weights are the model's own"
         assert fingerprint(model) == own, "target weights stayed in the model"
         losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
-        assert len(losses) == args.max_steps and all(0 < loss < 1e4 for loss in losses), losses
+        assert len(losses) == trainer.args.max_steps and all(0 < loss < 1e4 for loss in losses), losses
         assert trainer.accelerator.mixed_precision == "bf16"
         return {
             "seconds of training": seconds,
