@@ -39,21 +39,9 @@ class OddAnswer(Exception):
 
 class EndpointEngine:
     """
-    A model on a server that accepts prompts as tokens; all completions are requested at once.
-
-    Args:
-        tokenizer ([`~transformers.PreTrainedTokenizerBase`]):
-            Tokenizes the answers of servers that do not return tokens.
-        base_url (`str`):
-            URL of the server, with `/v1`.
-        model (`str`):
-            Name of the model. If the server has a single model under another name, that one is used.
-        max_concurrency (`int`):
-            Maximum number of concurrent requests.
-        served_model_name (`str`, *optional*):
-            Name of the model on the server.
-        **client_kwargs:
-            Arguments of `openai.AsyncOpenAI`, such as `api_key`, `timeout` (s) and `max_retries`.
+    A model on a server that accepts prompts as tokens; all completions are requested at once. If the server has a
+    single model, under whatever name, that one is used unless a `served_model_name` is given. The `tokenizer` is for
+    the answers of servers that do not return tokens; `client_kwargs` are arguments of `openai.AsyncOpenAI`.
 
     Raises:
         EndpointError: If no server answers, or something else.

@@ -32,25 +32,8 @@ def load_generator(
     revision: str | None = None,
 ) -> Generator:
     """
-    Load the generator of a model in training.
-
-    Args:
-        model ([`~transformers.PreTrainedModel`]):
-            The model.
-        options ([`~options.generation_options.GenerationOptions`]):
-            What generates.
-        accelerator ([`~accelerate.Accelerator`]):
-            How the model is distributed.
-        tokenizer ([`~transformers.PreTrainedTokenizerBase`]):
-            The model's tokenizer.
-        eos_token_ids (`list[int]`):
-            Tokens that end a completion.
-        trust_remote_code (`bool`, *optional*, defaults to `False`):
-            Whether code from the Hub can run.
-        gradient_checkpointing_kwargs (`dict[str, Any]`, *optional*):
-            Arguments with which gradient checkpointing is enabled again after generation.
-        revision (`str`, *optional*):
-            Branch, tag or commit of the model on the Hub, for vLLM in this process, which loads base weights itself.
+    Load the generator of a model in training. With `gradient_checkpointing_kwargs` gradient checkpointing is enabled
+    again after generation; `revision` is for vLLM in this process, which loads base weights from the Hub itself.
 
     Raises:
         ValueError: If weights are sharded in a way that is not supported, also with vLLM or on several nodes, or if
@@ -105,11 +88,8 @@ _NOT_READ = ("rank_pattern", "alpha_pattern", "lora_bias", "layer_replication", 
 
 def check_adapter(config: dict[str, Any]) -> None:
     """
-    Check that vLLM, which loads the base weights from the model's files and the adapter as it is, has the same model.
-
-    Args:
-        config (`dict[str, Any]`):
-            Configuration of the adapter.
+    Check by an adapter's configuration that vLLM, which loads the base weights from the model's files and the adapter
+    as it is, has the same model.
 
     Raises:
         ValueError: If it would sample from another one.
@@ -134,18 +114,7 @@ def check_adapter(config: dict[str, Any]) -> None:
 
 
 def check_adapter_precision(dtype: torch.dtype | str | None, device_type: str) -> None:
-    """
-    Check that vLLM's kernels can compute an adapter.
-
-    Args:
-        dtype (`torch.dtype` or `str`, *optional*):
-            What vLLM computes in.
-        device_type (`str`):
-            On what.
-
-    Raises:
-        ValueError: If they cannot.
-    """
+    """Refuse an adapter that vLLM's kernels cannot compute in this precision, on such a device."""
     if device_type == "cuda" and str(dtype).removeprefix("torch.") in ("float32", "float"):
         raise ValueError(
             "vLLM computes adapters on a GPU in bfloat16 or float16, and this model is in float32. Set `bf16=True`, "
