@@ -293,10 +293,7 @@ class _FiniteScores(LogitsProcessor):
         return scores
 
     def check(self) -> None:
-        """
-        Raises:
-            RuntimeError: If they were not.
-        """
+        """Raise a `RuntimeError` if they were not."""
         if not torch.stack(self.largest).isfinite().all():
             raise RuntimeError(
                 "The model's scores of tokens are not finite: its weights are corrupted. Resume from an earlier "
