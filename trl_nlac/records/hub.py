@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import jinja2
-from datasets import Dataset
 from huggingface_hub import DatasetCard, EvalResult, ModelCard, ModelCardData, create_repo
 from huggingface_hub.constants import ENDPOINT
 from transformers import is_wandb_available
@@ -78,20 +77,6 @@ def tracker_links() -> dict[str, str]:
 
         links["Weights & Biases"] = None if wandb.run is None else wandb.run.url
     return {name: link for name, link in links.items() if link is not None}
-
-
-def push_episodes(dataset: Dataset, repo_id: str, private: bool | None = None, token: str | None = None) -> str:
-    """Upload a dataset of episodes with its card, and return its address."""
-    # With its namespace, which only some of the calls below would find out.
-    repo_id = create_repo(repo_id, private=private, token=token, repo_type="dataset", exist_ok=True).repo_id
-    dataset.push_to_hub(repo_id, private=private, token=token)
-    data = DatasetCard.load(repo_id, token=token).data  # the upload wrote there where the files are
-    data.pretty_name, data.tags = repo_id.split("/")[-1], ["trl", "nlac", "trl-logs", "conversational"]
-    card = _render(
-        "episodes_card.md.jinja", card_data=data.to_yaml(), repo_id=repo_id, num_episodes=f"{len(dataset):,}"
-    )
-    DatasetCard(card).push_to_hub(repo_id, repo_type="dataset", token=token)
-    return f"{ENDPOINT}/datasets/{repo_id}"
 
 
 def _changed_options(args: NLACConfig) -> dict[str, Any]:
@@ -190,4 +175,14 @@ class PublishedTrainer(_BaseTrainer):
         """
         if not len(self.replay):
             raise ValueError(f"The replay buffer is empty: there is nothing to upload to {repo_id!r}.")
-        return push_episodes(to_dataset(self.replay.episodes, self.roles.actions), repo_id, private, token)
+        dataset = to_dataset(self.replay.episodes, self.roles.actions)
+        # With its namespace, which only some of the calls below would find out.
+        repo_id = create_repo(repo_id, private=private, token=token, repo_type="dataset", exist_ok=True).repo_id
+        dataset.push_to_hub(repo_id, private=private, token=token)
+        data = DatasetCard.load(repo_id, token=token).data  # the upload wrote there where the files are
+        data.pretty_name, data.tags = repo_id.split("/")[-1], ["trl", "nlac", "trl-logs", "conversational"]
+        card = _render(
+            "episodes_card.md.jinja", card_data=data.to_yaml(), repo_id=repo_id, num_episodes=f"{len(dataset):,}"
+        )
+        DatasetCard(card).push_to_hub(repo_id, repo_type="dataset", token=token)
+        return f"{ENDPOINT}/datasets/{repo_id}"
