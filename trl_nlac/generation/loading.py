@@ -77,7 +77,12 @@ def load_generator(
             check_adapter_precision(PRECISIONS.get(accelerator.mixed_precision, model.dtype), accelerator.device.type)
     if not is_vllm_available():
         raise ImportError("`use_vllm=True` needs vLLM: `pip install trl-nlac[vllm]`.")
-    return _load_vllm(model, options, accelerator, tokenizer, eos_token_ids, generator, trust_remote_code, revision)
+    from .engine import SyncedGenerator
+
+    engine = _load_engine(model, options, accelerator, tokenizer, trust_remote_code, revision)
+    generator = SyncedGenerator(engine, generator, eos_token_ids)
+    is_shared = options.vllm_mode == "colocate" and options.vllm_tensor_parallel_size > 1
+    return TensorParallelGenerator(generator, engine.tp_group) if is_shared else generator
 
 
 # Ways to begin an adapter that change the base weights in memory.
@@ -147,18 +152,15 @@ def check_sharding(accelerator: Accelerator) -> None:
             )
 
 
-def _load_vllm(
+def _load_engine(
     model: PreTrainedModel,
     options: GenerationOptions,
     accelerator: Accelerator,
     tokenizer: PreTrainedTokenizerBase,
-    eos_token_ids: list[int],
-    scorer: Generator,
     trust_remote_code: bool,
     revision: str | None,
-) -> Generator:
-    from .engine import SyncedGenerator
-
+) -> Any:
+    """Load the vLLM engine that the options ask for."""
     common = {
         "mode": options.vllm_mode,
         "max_num_seqs": options.max_generation_batch_size,
@@ -167,7 +169,7 @@ def _load_vllm(
     if options.vllm_mode == "server":
         from .vllm.server_engine import ServerEngine
 
-        engine = ServerEngine(
+        return ServerEngine(
             model,
             accelerator,
             tokenizer,
@@ -179,10 +181,9 @@ def _load_vllm(
             weights_dir=options.vllm_server_weights_dir,
             **common,
         )
-        return SyncedGenerator(engine, scorer, eos_token_ids)
     from .vllm.colocate import ColocatedEngine
 
-    engine = ColocatedEngine(
+    return ColocatedEngine(
         model,
         accelerator,
         tokenizer,
@@ -194,8 +195,6 @@ def _load_vllm(
         revision=revision,
         **common,
     )
-    generator = SyncedGenerator(engine, scorer, eos_token_ids)
-    return generator if options.vllm_tensor_parallel_size == 1 else TensorParallelGenerator(generator, engine.tp_group)
 
 
 def adapter_config(model: str, revision: str | None) -> dict[str, Any] | None:
