@@ -21,7 +21,6 @@ PLACES = {
     "get_trackio_space_url": "trl.trainer.utils",
     "identity": "trl.trainer.utils",
     "is_vllm_available": "trl.import_utils",
-    "print_env": "trl.scripts.env",
     "print_prompt_completions_sample": "trl.trainer.utils",
     "repeat_kv": "transformers.integrations.sdpa_attention",
     "sdpa_attention_forward": "transformers.integrations.sdpa_attention",

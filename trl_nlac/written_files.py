@@ -2,10 +2,12 @@
 
 """How files are written into folders that others can have filled: no link in them is followed."""
 
+import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 from uuid import uuid4
 
 from .types import RunRefused
@@ -29,6 +31,12 @@ def replaced(path: str | Path) -> Iterator[Path]:
         os.replace(written, path)
     finally:
         written.unlink(missing_ok=True)
+
+
+def write_json(path: str | Path, value: Any) -> None:
+    """Write a value to a file, whose folder need not exist, in place of what was there."""
+    with replaced(path) as written:
+        written.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
 
 
 def append_line(path: str | Path, line: str) -> None:

@@ -14,7 +14,6 @@ from helpers.testing_utils import make_trainer
 from trl_nlac import NLACPrompts
 from trl_nlac.agent.guard import Guard
 from trl_nlac.cli.main import main
-from trl_nlac.cli.options import write_json
 from trl_nlac.cli.origin import note_origin
 from trl_nlac.environments.embedded import TINY_MODEL
 from trl_nlac.options.role_options import RoleOptions
@@ -26,6 +25,7 @@ from trl_nlac.report import write_comparison, write_report
 from trl_nlac.training.manifest import write_manifest
 from trl_nlac.training.saving import recover
 from trl_nlac.types import RunRefused
+from trl_nlac.written_files import write_json
 
 
 MINE = "what only I may change"

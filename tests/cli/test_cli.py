@@ -26,7 +26,6 @@ from trl_nlac.cli.options import (
     load_object,
     load_player,
     load_rows,
-    write_json,
 )
 from trl_nlac.cli.origin import fill_from_run, note_origin, origin_flags
 from trl_nlac.cli.parser import Parser
@@ -37,6 +36,7 @@ from trl_nlac.environments.embedded import TINY_MODEL
 from trl_nlac.episodes.logs import load_logs
 from trl_nlac.options.environment_options import EnvironmentOptions
 from trl_nlac.report.shown_notes import read_settings
+from trl_nlac.written_files import write_json
 
 
 ROOT = Path(__file__).parents[2]

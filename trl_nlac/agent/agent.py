@@ -356,25 +356,10 @@ class NLACAgent:
         rewards: EpisodeRewards | None = None,
     ) -> Evaluation:
         """
-        Play episodes of each task and let the critic judge, as [`NLACTrainer.evaluate`] does.
-
-        Args:
-            environments ([`~episodes.pool.EnvironmentPool`]):
-                The environments.
-            tasks (`list[dict[str, Any]]`):
-                Rows of a dataset.
-            num_episodes (`int`, *optional*, defaults to `1`):
-                Number of episodes of each task.
-            num_critiques (`int`, *optional*, defaults to `64`):
-                Number of actions that the critic judges.
-            num_probes (`int`, *optional*, defaults to `64`):
-                Number of critiques to compare with the truth, where the environment has an oracle.
-            seed (`int`, *optional*, defaults to `42`):
-                Seed of the evaluation.
-            refine (`int`), num_candidates (`int`), alpha (`float`):
-                How actions are improved, see [`act`].
-            rewards ([`~episodes.rewards.EpisodeRewards`], *optional*):
-                Reward functions, in addition to the environment's rewards.
+        Play episodes of each task, a row of a dataset, and let the critic judge some of the actions, as
+        [`NLACTrainer.evaluate`] does. Where the environment has an oracle, `num_probes` critiques are compared with
+        the truth. `refine`, `num_candidates` and `alpha` improve actions, see [`act`]. `rewards` are in addition to
+        those of the environment.
         """
         torch.manual_seed(seed)
         act = None

@@ -45,16 +45,8 @@ def load_backend(
     backend_kwargs: dict[str, Any],
 ) -> tuple[Generator, ChatEncoder, PreTrainedModel | None]:
     """
-    Load the generator of an agent, see [`~agent.agent.NLACAgent.from_pretrained`].
-
-    Returns:
-        `tuple[Generator, ChatEncoder, PreTrainedModel | None]`: the generator, the encoder of conversations, and the
-        model, if it is one of transformers in this process.
-
-    Raises:
-        ValueError: If there is no such backend, or it does not serve the model.
-        ImportError: If a package of the backend is not installed.
-        ConnectionError: If no server answers.
+    Load the generator of an agent, see [`~agent.agent.NLACAgent.from_pretrained`], the encoder of conversations, and
+    the model, if it is one of transformers in this process.
     """
     is_endpoint = backend.startswith(("http://", "https://"))
     if backend not in ("transformers", "vllm") and not is_endpoint:

@@ -10,7 +10,7 @@ from ..generation.generator import Sampling
 from ..method.backup import bellman_targets
 from ..method.critic import critiques, judge_actions, judge_critiques, sample_futures
 from ..method.randomness import random_generator
-from ..method.refinement import Attempt, Criticise, ask_refined, refine_attempts
+from ..method.refinement import Attempt, ask_refined, refine_attempts
 from ..method.roles import Roles
 from ..prompts import parse_critique, parse_future
 from ..types import Answer, Judgement, Prompt, Refinement, Transition
@@ -18,22 +18,11 @@ from ..types import Answer, Judgement, Prompt, Refinement, Transition
 
 @dataclass(frozen=True)
 class Round:
-    """
-    One round of critique and refinement.
+    """One round of critique and refinement."""
 
-    Args:
-        attempt (`str`):
-            The action that was judged.
-        critique ([`Answer`]):
-            Its critique.
-        refined ([`Answer`], *optional*):
-            The refined action. `None` if the critique or the refined action could not be parsed, or if none was asked
-            for, because the critique calls the action the best.
-    """
-
-    attempt: str
+    attempt: str  # the action that was judged
     critique: Answer
-    refined: Answer | None
+    refined: Answer | None  # `None` if it or the critique could not be parsed, or if the attempt is called the best
 
 
 @dataclass
@@ -152,40 +141,19 @@ def _chosen(roles: Roles, groups: list[list[Answer]], alpha: float) -> list[Choi
     return choices
 
 
-def refinement_rounds(
-    roles: Roles,
-    attempts: dict[int, Attempt],
-    num_rounds: int,
-    criticise: Criticise = critiques,
-    sampling: Sampling | None = None,
-) -> dict[int, list[Round]]:
+def refinement_rounds(roles: Roles, attempts: dict[int, Attempt], num_rounds: int) -> dict[int, list[Round]]:
     """
-    Refine actions in rounds of critique and refinement (m of section 4.2), at test time. The refinement policy sees
-    all attempts and their critiques; the critic judges each attempt alone. An action that the critic calls the best is
-    kept, and not judged again.
-
-    Args:
-        roles ([`~method.roles.Roles`]):
-            The roles.
-        attempts (`dict[int, Attempt]`):
-            The actions, by any number.
-        num_rounds (`int`):
-            Largest number of rounds.
-        criticise (`Callable`, *optional*, defaults to [`~method.critic.critiques`]):
-            Samples critiques of conversations that end with an action.
-        sampling ([`~generation.generator.Sampling`], *optional*):
-            In place of the refinement policy's own.
-
-    Returns:
-        `dict[int, list[Round]]`: the rounds of each action, in order.
+    Refine actions in at most so many rounds of critique and refinement (m of section 4.2), at test time. The
+    refinement policy sees all attempts and their critiques; the critic judges each attempt alone. An action that the
+    critic calls the best is kept, and not judged again. Return the rounds of each action, in order.
     """
     rounds: dict[int, list[Round]] = {i: [] for i in attempts}
     together = {i: attempt.state_action for i, attempt in attempts.items()}  # with the attempts before it
     for _ in range(num_rounds):
-        found = criticise(roles, [attempt.state_action for attempt in attempts.values()])
+        found = critiques(roles, [attempt.state_action for attempt in attempts.values()])
         attempts = {i: replace(a, critique=c) for (i, a), c in zip(attempts.items(), found, strict=True)}
         open_ = [i for i, attempt in attempts.items() if attempt.is_readable and not attempt.is_best]
-        answers = ask_refined(roles, [together[i] for i in open_], [attempts[i].critique for i in open_], sampling)
+        answers = ask_refined(roles, [together[i] for i in open_], [attempts[i].critique for i in open_])
         refined = {i: answer for i, answer in zip(open_, answers, strict=True) if answer.parsed is not None}
         for i, attempt in attempts.items():
             rounds[i].append(Round(attempt.action, attempt.critique, refined.get(i)))
@@ -198,17 +166,8 @@ def refinement_rounds(
 def refine_in_hindsight(roles: Roles, transitions: list[Transition]) -> tuple[list[Answer], list[Refinement | None]]:
     """
     Judge stored actions knowing what followed in their whole episodes, and refine them with that as their critique. Of
-    an episode that was cut it is known up to the cut, and guessed from there.
-
-    Args:
-        roles ([`~method.roles.Roles`]):
-            The roles.
-        transitions (`list[Transition]`):
-            The actions.
-
-    Returns:
-        `tuple[list[Answer], list[Refinement | None]]`: the judgements, Monte Carlo targets, and the refinements, see
-        [`refine_attempts`].
+    an episode that was cut it is known up to the cut, and guessed from there. Return the judgements, Monte Carlo
+    targets, and the refinements, see [`refine_attempts`].
 
     Raises:
         ValueError: If critiques weigh several futures: a judgement is one future then, without a verdict.
@@ -227,17 +186,7 @@ def predict_futures(roles: Roles, state_actions: list[Prompt], k: int) -> list[l
     """
     Sample k futures of each action, d ~ M(. | s, a): from the successor model (p_pred), or, where the critic answers
     with future and verdict in one (k = 1 in training), from its critiques. A greedy role samples at temperature 1.
-
-    Args:
-        roles ([`~method.roles.Roles`]):
-            The roles.
-        state_actions (`list[Prompt]`):
-            Conversations that end with an action.
-        k (`int`):
-            Number of futures.
-
-    Returns:
-        `list[list[str]]`: those that could be parsed.
+    Return those that could be parsed.
 
     Raises:
         ValueError: If `k` is less than 1, or a task is a single step, which has no future.

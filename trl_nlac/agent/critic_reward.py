@@ -51,20 +51,7 @@ class CriticReward:
         log_metric: Callable[[str, float], None] | None = None,
         **kwargs,
     ) -> list[float | None]:
-        """
-        Args:
-            prompts (`list[str]` or `list[list[dict[str, Any]]]`):
-                The prompts.
-            completions (`list[str]` or `list[list[dict[str, Any]]]`):
-                Their completions.
-            log_metric (`Callable`, *optional*):
-                Logs a number.
-            **kwargs:
-                Other arguments that TRL passes.
-
-        Returns:
-            `list[float | None]`: one reward each.
-        """
+        """Score each completion after its prompt; `kwargs` are others that TRL passes."""
         actions = [
             (i, conversation)
             for i, pair in enumerate(zip(prompts, completions, strict=True))

@@ -13,12 +13,12 @@ from datasets import Dataset, Features, Json, List, Value
 
 from ..chat.tool_calls import read_calls_of, with_objects, with_text
 from ..episodes.conversations import as_json, turn_messages
-from ..episodes.logs import episodes_from_logs
 from ..episodes.recorder import Recorder
 from ..method.states import forgetful_task
 from ..types import Message
 from .agent import NLACAgent
 from .better_actions import refine_in_hindsight
+from .log_review import episodes_of
 
 
 logger = logging.getLogger(__name__)
@@ -43,8 +43,7 @@ def refine_logs(agent: NLACAgent, logs: Dataset) -> Dataset:
     Raises:
         ValueError: If rows are malformed, or the agent's critiques weigh several futures (`num_futures`).
     """
-    roles, length = agent.roles, agent.options.max_prompt_length
-    episodes = episodes_from_logs(logs, roles.actions, roles.prompts, max_prompt_length=length)
+    roles, episodes = agent.roles, episodes_of(agent, logs)
     transitions = [transition for episode in episodes for transition in episode.transitions]
     with agent.generating():
         targets, refinements = refine_in_hindsight(roles, transitions)

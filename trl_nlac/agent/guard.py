@@ -11,11 +11,10 @@ from pathlib import Path
 from transformers.utils import cached_file
 
 from ..types import Judgement
-from ..written_files import replaced
+from ..written_files import write_json
 
 
 GUARD_FILE = "nlac_guard.json"  # saved beside a model
-DECISIONS = ("pass", "abstain", "block")
 
 
 @dataclass(frozen=True)
@@ -83,8 +82,7 @@ class Guard:
 
     def save_pretrained(self, directory: str | Path) -> None:
         """Write the thresholds next to a model."""
-        with replaced(Path(directory, GUARD_FILE)) as written:
-            written.write_text(json.dumps(asdict(self), indent=2) + "\n", encoding="utf-8")
+        write_json(Path(directory, GUARD_FILE), asdict(self))
 
     @classmethod
     def from_pretrained(cls, model: str, revision: str | None = None) -> "Guard":

@@ -130,21 +130,9 @@ class JudgeReward:
         **kwargs,
     ) -> list[float | EnvironmentFailure]:
         """
-        Judge episodes, all at once.
-
-        Args:
-            prompts (`list[str]` or `list[list[dict[str, Any]]]`):
-                The prompts.
-            completions (`list[str]` or `list[list[dict[str, Any]]]`):
-                Their completions.
-            log_metric (`Callable`, *optional*):
-                Logs a number: the `counts` so far, as `judge/<name>`, and `judge/cost`. A trainer logs the mean over
-                processes and calls.
-            **kwargs:
-                Other arguments that the trainer passes.
-
-        Returns:
-            `list[float | EnvironmentFailure]`: a score from 0 to 1 for each; a failure for what cannot be judged.
+        Judge episodes, all at once: a score from 0 to 1 for each, and a failure for what cannot be judged. What
+        `log_metric` gets are the `counts` so far, as `judge/<name>`, and `judge/cost`; a trainer logs the mean over
+        processes and calls.
         """
         texts = [_readable(*pair) for pair in zip(prompts, completions, strict=True)]
         asked = dict.fromkeys(text for text in texts if isinstance(text, str))

@@ -6,6 +6,8 @@ import random
 from dataclasses import dataclass
 from typing import Any
 
+from datasets import Dataset
+
 from ..chat.actions import ActionFormat
 from ..episodes.logs import episodes_from_logs, logs_dataset
 from ..evaluation.metrics import CriticCalibration
@@ -64,10 +66,10 @@ class LogReview:
 
     def judge_held_out(self, agent: NLACAgent) -> list[tuple[int, int, Judgement | None, Episode]]:
         """Judge steps of held-out conversations: number of the conversation and of the step, judgement, episode."""
-        episodes = _episodes(agent, self.held_out)
+        episodes = episodes_of(agent, self.held_out)
         steps = [(i, t) for i, episode in enumerate(episodes) for t in range(len(episode.turns))]
         steps = sorted(random.Random(self.seed).sample(steps, min(self.num_critiques, len(steps))))
-        judgements = _judge(agent, [Transition(episodes[i], t) for i, t in steps])
+        judgements = judge_steps(agent, [Transition(episodes[i], t) for i, t in steps])
         return [(i, t, judged, episodes[i]) for (i, t), judged in zip(steps, judgements, strict=True)]
 
     def find(self, agent: NLACAgent, number: int) -> tuple[list[Finding], int]:
@@ -79,7 +81,7 @@ class LogReview:
         Raises:
             ValueError: If the agent's critiques weigh several futures (`num_futures`).
         """
-        episodes = _episodes(agent, self.logs)
+        episodes = episodes_of(agent, self.logs)
         failures = [i for i, episode in enumerate(episodes) if episode.score < agent.options.success_threshold]
         random.Random(self.seed).shuffle(failures)
         steps: list[tuple[int, int]] = []
@@ -87,7 +89,7 @@ class LogReview:
             if steps and len(steps) + len(episodes[i].turns) > self.num_critiques:
                 break
             steps += [(i, t) for t in range(len(episodes[i].turns))]
-        judgements = _judge(agent, [Transition(episodes[i], t) for i, t in steps])
+        judgements = judge_steps(agent, [Transition(episodes[i], t) for i, t in steps])
         worst: dict[int, tuple[float, int, str]] = {}
         for (i, t), judgement in zip(steps, judgements, strict=True):
             if judgement is not None and judgement.verdict_score < 0:
@@ -145,11 +147,13 @@ def critic_metrics(
     return metrics
 
 
-def _episodes(agent: NLACAgent, logs: Any) -> list[Episode]:
+def episodes_of(agent: NLACAgent, logs: Dataset) -> list[Episode]:
+    """Read logged conversations as episodes of an agent, see [`~episodes.logs.episodes_from_logs`]."""
     roles = agent.roles
     return episodes_from_logs(logs, roles.actions, roles.prompts, max_prompt_length=agent.options.max_prompt_length)
 
 
-def _judge(agent: NLACAgent, transitions: list[Transition]) -> list[Judgement | None]:
+def judge_steps(agent: NLACAgent, transitions: list[Transition]) -> list[Judgement | None]:
+    """Let the critic judge logged actions."""
     with agent.generating():
         return judge_actions(agent.roles, [transition.state_action for transition in transitions])

@@ -10,7 +10,6 @@ from ..chat.tool_calls import parse_tool_calls
 from ..gateway.chat_requests import Proposal, Question, Reply, RequestRefused, reply_message
 from ..gateway.server import Request
 from ..terminal import printable_traceback
-from ..types import Judgement
 from .agent import NLACAgent
 from .agent_action import AgentAction
 from .async_agent import AsyncNLACAgent
@@ -79,19 +78,14 @@ class ServedAgent:
 
     async def _decide(self, proposal: Proposal) -> dict[str, Any]:
         judgement = await self.agent.critique(proposal.messages, proposal.action, proposal.tools)
-        return decision(self.guard, judgement)
-
-
-def decision(guard: Guard, judgement: Judgement | None) -> dict[str, Any]:
-    """Write what a guard decides on a judgement."""
-    return {
-        "object": "guard",
-        "decision": guard.decide(judgement),
-        "score": None if judgement is None else judgement.verdict_score,
-        "critique": None if judgement is None else judgement.critique,
-        "block_below": guard.block_below,
-        "pass_above": guard.pass_above,
-    }
+        return {
+            "object": "guard",
+            "decision": self.guard.decide(judgement),
+            "score": None if judgement is None else judgement.verdict_score,
+            "critique": None if judgement is None else judgement.critique,
+            "block_below": self.guard.block_below,
+            "pass_above": self.guard.pass_above,
+        }
 
 
 def _content(turn: AgentAction, has_calls: bool) -> str:

@@ -8,8 +8,7 @@ from rich.console import Console
 from rich.table import Table
 
 from ..agent.guard import calibrate_by_half
-from ..episodes.logs import episodes_from_logs
-from ..method.critic import judge_actions
+from ..agent.log_review import episodes_of, judge_steps
 from .errors import CommandError, one_line_errors
 from .options import load_agent, load_conversations
 from .parsers import calibrate_parser
@@ -24,14 +23,9 @@ def run(words: list[str]) -> None:
         raise CommandError(f"{args.model} is no folder, in which the thresholds are stored.")
     logs = load_conversations(args.logs)
     agent = load_agent(args)
-    roles = agent.roles
     with one_line_errors(f"{args.logs}: "):
-        episodes = episodes_from_logs(
-            logs, roles.actions, roles.prompts, max_prompt_length=agent.options.max_prompt_length
-        )
-    transitions = [transition for episode in episodes for transition in episode.transitions]
-    with agent.generating():
-        judgements = judge_actions(roles, [transition.state_action for transition in transitions])
+        episodes = episodes_of(agent, logs)
+    judgements = judge_steps(agent, [transition for episode in episodes for transition in episode.transitions])
     numbers = [i for i, episode in enumerate(episodes) for _ in episode.turns]
     failures = [episodes[i].score < agent.options.success_threshold for i in numbers]
     with one_line_errors(f"{args.logs}: "):

@@ -20,13 +20,8 @@ class CommandError(Exception):
 
 def in_flags(message: str, flags: dict[str, str]) -> str:
     """
-    Write options that a message names as in Python as on the command line: `max_turns=3` as `--max_turns 3`.
-
-    Args:
-        message (`str`):
-            The message.
-        flags (`dict[str, str]`):
-            What stands before the value of each option, by its name.
+    Write options that a message names as in Python as on the command line: `max_turns=3` as `--max_turns 3`. `flags`
+    has what stands before the value of each option, by its name.
     """
 
     def flag(match: re.Match) -> str:

@@ -7,8 +7,9 @@ from rich.table import Table
 
 from ..episodes.pool import NO_TASK
 from ..evaluation.evaluation import joint_metrics
+from ..written_files import write_json
 from .errors import CommandError
-from .options import load_player, load_rows, write_json
+from .options import load_player, load_rows
 from .origin import fill_from_run
 from .parsers import evaluate_parser
 

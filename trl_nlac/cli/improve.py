@@ -35,7 +35,7 @@ from ..report.rendering import write_page
 from ..secrets import hide_secrets
 from ..terminal import printable
 from ..training.model import is_adapter
-from ..written_files import refuse_links, replaced
+from ..written_files import refuse_links, replaced, write_json
 from .buffer_texts import load_actions
 from .errors import CommandError, one_line_errors, one_line_errors_of_files
 from .options import check_model, load_environments, load_rows
@@ -74,7 +74,8 @@ def run(words: list[str]) -> None:
         raise CommandError(f"--output_dir {output} has the results of another run: name another folder.")
     refuse_links(output)
     parser = TrainParser()
-    parser.set_defaults_with_config(**DEFAULTS, **_machine())
+    of_machine = {} if torch.accelerator.is_available() else {"use_cpu": True, "bf16": False}
+    parser.set_defaults_with_config(**DEFAULTS, **of_machine)
     script_args, model_args, config = parser.read([*others, "--output_dir", str(output / MODEL)])
     _refuse_unread(script_args, config)
     model = model_args.model_name_or_path
@@ -178,11 +179,6 @@ def _refuse_unread(script_args: TrainArguments, config: NLACConfig) -> None:
             "improve trains in one process. Use --only_report, and train on the file of logs that it writes with "
             "`trl-nlac train --replay_dataset`."
         )
-
-
-def _machine() -> dict[str, Any]:
-    """The options of training where there is no accelerator."""
-    return {} if torch.accelerator.is_available() else {"use_cpu": True, "bf16": False}
 
 
 def _model_of(path: Path, model: str) -> str:
@@ -398,8 +394,7 @@ def _push_guard(model: Path, repository: str, config: NLACConfig) -> None:
 
 def _write(output: Path, report: dict[str, Any]) -> None:
     report = hide_secrets(report)
-    with replaced(output / FIGURES) as written:
-        written.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+    write_json(output / FIGURES, report)
     write_page(output / REPORT, "improvement.html.jinja", ("page.css",), (), {}, report=report)
 
 

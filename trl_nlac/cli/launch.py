@@ -40,19 +40,21 @@ def launch_command(words: list[str], command: list[str] | None = None) -> list[s
     file = find_yaml(OPTION, "accelerate_configs", known.accelerate_config)
     # `--quiet`: an error of a process is shown once, not again with the trace of the launcher.
     accelerate = [sys.executable, "-m", "accelerate.commands.launch", "--quiet", "--config_file", file, *others]
-    return [*accelerate, "-m", "trl_nlac", *(command or ["train"]), *_own(words, others)]
+    return [*accelerate, "-m", "trl_nlac", *(command or ["train"]), *without_option(_own(words, others), OPTION)]
 
 
 def _own(words: list[str], others: list[str]) -> list[str]:
-    """Return what is left of `words` without `others`, which are some of them in their order, and without `OPTION`."""
+    """Return what is left of `words` without `others`, which are some of them in their order."""
     own, others = [], [*others, None]
     for word in words:
         if word == others[0]:
             others = others[1:]
         else:
             own.append(word)
-    return [
-        word
-        for previous, word in zip(["", *own], own, strict=False)
-        if OPTION not in (previous, word) and not word.startswith(f"{OPTION}=")
-    ]
+    return own
+
+
+def without_option(words: list[str], option: str) -> list[str]:
+    """Leave an option out of the words of a command, with its value."""
+    pairs = zip(["", *words], words, strict=False)
+    return [word for before, word in pairs if option not in (before, word) and not word.startswith(f"{option}=")]

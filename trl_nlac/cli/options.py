@@ -5,7 +5,6 @@
 import argparse
 import importlib
 import importlib.util
-import json
 import sys
 import warnings
 from collections.abc import Callable
@@ -15,11 +14,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from datasets import Dataset, load_dataset
+from datasets import Dataset, disable_progress_bars, load_dataset
 from datasets.exceptions import DatasetGenerationError, DatasetNotFoundError
 from huggingface_hub.constants import HF_HUB_OFFLINE
 from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError, RepositoryNotFoundError
-from transformers.utils import cached_file
+from transformers.utils import cached_file, logging
 
 from ..agent.agent import NLACAgent
 from ..episodes.logs import load_logs
@@ -31,7 +30,6 @@ from ..options.environment_options import EnvironmentOptions
 from ..records.folder import checkpoints
 from ..secrets import remember_secrets
 from ..training.arguments import first_rows
-from ..written_files import replaced
 from .errors import CommandError, one_line_errors, one_line_errors_of_files
 from .parser import read_json, read_value
 
@@ -41,12 +39,7 @@ FILES = {".json": "json", ".jsonl": "json", ".csv": "csv", ".parquet": "parquet"
 
 
 def load_object(name: str) -> Any:
-    """
-    Load the object `module:Name` or `path/to/file.py:Name`. Modules are also searched in the current folder.
-
-    Raises:
-        CommandError: If it does not exist.
-    """
+    """Load the object `module:Name` or `path/to/file.py:Name`. Modules are also searched in the current folder."""
     module_name, colon, attribute = name.rpartition(":")
     if not colon:
         raise CommandError(f"{name!r} must be written `module:Name` or `path/to/file.py:Name`.")
@@ -110,9 +103,6 @@ def load_environment(names: list[str] | None, options: dict[str, Any]) -> Callab
     """
     Load the environment factory, or several by name if they are written `name=module:Class`; `None` if there are no
     names.
-
-    Raises:
-        CommandError: If one does not exist, or several have no names.
     """
     remember_secrets(options)
     if not names:
@@ -140,9 +130,6 @@ def try_reset(
     """
     Reset each environment once, with its first task in each of the datasets, before anything takes long. `None` stands
     for an environment that has its own tasks.
-
-    Raises:
-        CommandError: If that fails, or there is no environment for a task; the message names the columns.
     """
     pool = _make_pool(environment, tools, EnvironmentOptions(environment_timeout=timeout))
     try:
@@ -179,12 +166,7 @@ def _try_reset(pool: EnvironmentPool, task: dict[str, Any]) -> None:
 
 
 def load_rows(name: str | None, config: str | None = None, split: str = "train") -> Dataset | None:
-    """
-    Load a dataset of the Hub, or a file (JSON, JSON lines, CSV, parquet), all of which is the split `"train"`.
-
-    Raises:
-        CommandError: If there is none.
-    """
+    """Load a dataset of the Hub, or a file (JSON, JSON lines, CSV, parquet), all of which is the split `"train"`."""
     if name is None:
         return None
     path = Path(name)
@@ -210,18 +192,10 @@ def load_rows(name: str | None, config: str | None = None, split: str = "train")
             raise ValueError(f"there is no such file or folder, and {_unasked('dataset')}") from error
 
 
-def write_json(path: str, value: Any) -> None:
-    """Write a result to a file, whose folder need not exist."""
-    with replaced(path) as written:
-        written.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
-
-
 def load_conversations(name: str | None, split: str = "train") -> Dataset | None:
     """
-    Load logged conversations of the Hub, or of a file, see [`load_rows`]. Values of a JSON file stay as they are.
-
-    Raises:
-        CommandError: If there are none, or rows are malformed, or a split of a JSON file is asked for.
+    Load logged conversations of the Hub, or of a file, see [`load_rows`]. Values of a JSON file stay as they are; it
+    has no splits.
     """
     if name is None or not Path(name).is_file() or Path(name).suffix not in (".json", ".jsonl"):
         return load_rows(name, split=split)
@@ -299,10 +273,7 @@ def load_environments(args: argparse.Namespace) -> tuple[EnvironmentPool, Episod
         options = EnvironmentOptions(**{name: vars(args)[name] for name in given})
     pool = _make_pool(environment, tools, options)
     with one_line_errors():
-        untrained = {
-            "trainer_state": None,
-            "log_metric": lambda name, value: None,
-        }  # arguments that functions can take
+        untrained = {"trainer_state": None, "log_metric": lambda name, value: None}  # what functions can take
         rewards = load_rewards(
             reward_funcs,
             args.reward_weights,
@@ -327,9 +298,6 @@ def read_options(words: list[str]) -> dict[str, Any]:
 
 def silence_libraries() -> None:
     """Hide progress bars and warnings of other libraries, which are not for those who only look."""
-    import datasets
-    import transformers
-
     warnings.simplefilter("ignore", FutureWarning)
-    transformers.utils.logging.disable_progress_bar()
-    datasets.disable_progress_bars()
+    logging.disable_progress_bar()
+    disable_progress_bars()

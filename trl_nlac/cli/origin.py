@@ -18,7 +18,7 @@ from typing import Any
 
 from ..options.environment_options import EnvironmentOptions
 from ..secrets import HIDDEN, hide_secrets
-from ..written_files import replaced
+from ..written_files import replaced, write_json
 from .errors import CommandError, one_line_errors
 from .options import FILES, check_model, split_name
 
@@ -59,8 +59,7 @@ def note_origin(
         "reward_weights": reward_weights,
         "environment_options": environment_options(options or EnvironmentOptions()),
     }
-    with replaced(run / ORIGIN) as written:
-        written.write_text(json.dumps(hide_secrets(origin), indent=2) + "\n")
+    write_json(run / ORIGIN, hide_secrets(origin))
 
 
 def environment_options(options: EnvironmentOptions) -> dict[str, Any]:
@@ -94,14 +93,9 @@ def _with_path(name: str, change: Callable[[str], str]) -> str:
     return f"{key}{key and '='}{change(path)}{colon}{attribute}" if path.endswith(".py") else name
 
 
-def _found(path: str, run: Path) -> str:
-    """Find a path of an origin, which is relative to the run."""
-    return os.path.normpath(run / path)
-
-
 def _found_code(names: list[str], run: Path) -> list[str]:
     """Find the files in names of an origin."""
-    return [_with_path(name, lambda path: _found(path, run)) for name in names]
+    return [_with_path(name, lambda path: os.path.normpath(run / path)) for name in names]
 
 
 def _here(names: list[str] | None, run: Path) -> list[str] | None:
@@ -167,11 +161,8 @@ def origin_flags(run: str | Path) -> str:
 
 def fill_from_run(args: argparse.Namespace) -> None:
     """
-    Take environment and tasks from the origin of a run, where the command line names none.
-
-    Raises:
-        CommandError: If there is no such model, or the command line names no environment and does not trust the folder
-            to name it.
+    Take environment and tasks from the origin of a run, where the command line names none; the environment only if it
+    trusts the folder to name it.
     """
     with one_line_errors(f"{args.model}: "):
         check_model(args.model)
@@ -182,7 +173,7 @@ def fill_from_run(args: argparse.Namespace) -> None:
     if args.dataset_name is None and saved.get("dataset_name"):
         args.dataset_name, args.dataset_config = saved["dataset_name"], saved.get("dataset_config")
         if Path(args.dataset_name).suffix in FILES:
-            args.dataset_name = _found(args.dataset_name, run)
+            args.dataset_name = os.path.normpath(run / args.dataset_name)
             if not Path(args.dataset_name).exists():
                 raise CommandError(
                     f"the tasks of the run, {args.dataset_name}, do not exist: was it moved without them? Name them "

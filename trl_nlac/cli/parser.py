@@ -42,12 +42,7 @@ def unknown_option(word: str, options: Any) -> str:
 
 
 def read_json(text: str) -> dict[str, Any]:
-    """
-    Parse a JSON object of the command line.
-
-    Raises:
-        CommandError: If it is not one.
-    """
+    """Parse a JSON object of the command line."""
     try:
         value = json.loads(text)
     except json.JSONDecodeError as error:

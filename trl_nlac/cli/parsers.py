@@ -306,14 +306,13 @@ def add_agent_arguments(parser: Parser) -> None:
     add_environment_arguments(parser)
 
 
-def add_environment_arguments(parser: Parser, of_run: bool = True) -> None:
-    """Add the arguments for the environment, its tasks and the roles; by default those of a run, if there is one."""
+def add_environment_arguments(parser: Parser) -> None:
+    """Add the arguments for the environment, its tasks and the roles."""
     parser.add_argument(
         "--environment_factory",
         nargs="+",
         metavar="MODULE:CLASS",
-        help="class or function of the environment"
-        + ("; the run's own only with --trust_remote_code" if of_run else ""),
+        help="class or function of the environment; the run's own only with --trust_remote_code",
     )
     parser.add_argument("--environment_kwargs", metavar="JSON", help="its keyword arguments, as a JSON object")
     parser.add_argument("--tools", nargs="+", metavar="MODULE:FUNCTION", help="standalone tools")
@@ -321,15 +320,15 @@ def add_environment_arguments(parser: Parser, of_run: bool = True) -> None:
         "--reward_funcs", nargs="+", metavar="MODULE:FUNCTION", help="functions that score episodes, as in training"
     )
     parser.add_argument("--reward_weights", nargs="+", type=float, help="their weights (default: 1 each)")
-    default = " Default: that of the run, if it names the environment." if of_run else ""
+    default = " Default: that of the run, if it names the environment."
     for option in fields(EnvironmentOptions):  # left out where they are not given, so that those of a run are taken
         parser.add_argument(
             f"--{option.name}", type=read_value, default=argparse.SUPPRESS, help=option.metadata["help"] + default
         )
-    tasks = "tasks: a dataset of the Hub, or a file" + (" (default: those of the run)" if of_run else "")
-    parser.add_argument("--dataset_name", help=tasks)
+    parser.add_argument("--dataset_name", help="tasks: a dataset of the Hub, or a file (default: those of the run)")
     parser.add_argument("--dataset_config", help="configuration of the dataset")
-    split = '"test", if the run had one, or "train"' if of_run else '"train"'
-    parser.add_argument("--dataset_split", help=f"split of the dataset (default: {split})")
+    parser.add_argument(
+        "--dataset_split", help='split of the dataset (default: "test", if the run had one, or "train")'
+    )
     parser.add_argument("--seed", type=int, default=0)
     add_role_options(parser)

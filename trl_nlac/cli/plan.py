@@ -103,7 +103,7 @@ def make_plan(args: argparse.Namespace, words: list[str]) -> tuple[Plan, dict[st
         options,
         rates,
         loaded=_loaded(model_args, options, config),
-        context=_context(config, options),
+        context=context_length(config) or (options.max_prompt_length or 0) + options.max_completion_length,
         frozen_bytes=_quantized(shape, model_args),
         attention=model_args.attn_implementation,
     )
@@ -171,11 +171,6 @@ def _loaded(model_args: ModelConfig, options: NLACConfig, config) -> float:
     if dtype == "auto":
         dtype = config.dtype
     return LOADED[str(dtype or "float32").removeprefix("torch.")]
-
-
-def _context(config, options: NLACConfig) -> int:
-    longest = (options.max_prompt_length or 0) + options.max_completion_length
-    return context_length(config) or longest
 
 
 def _quantized(shape: ModelShape, model_args: ModelConfig) -> float | None:

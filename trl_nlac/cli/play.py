@@ -6,6 +6,7 @@ import json
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +18,9 @@ from rich.text import Text
 from ..agent.agent import NLACAgent
 from ..agent.agent_action import AgentAction
 from ..episodes.pool import NO_TASK, EnvironmentPool
-from ..episodes.recorder import EpisodeRecorder, checked_reward, checked_step
-from ..episodes.rollout import policy_answer
-from ..episodes.text_environment import StepResult, TextEnvironment, describe_error, with_seed
+from ..episodes.recorder import EpisodeRecorder
+from ..episodes.rollout import final_reward, policy_answer, reset, step
+from ..episodes.text_environment import StepResult, describe_error, with_seed
 from ..episodes.worker import EnvironmentWorker
 from ..options.role_options import RoleOptions
 from ..prompts import PROMPTS_FILE
@@ -51,7 +52,7 @@ def run(words: list[str]) -> None:
     try:
         show = Show(Console(), waits)
         with _naming("reset"):
-            recorder.begin(pool.finish(worker, lambda environment: environment.reset(**keywords), "`reset`"))
+            recorder.begin(pool.finish(worker, partial(reset, keywords=keywords), "`reset`"))
         show.text("task", json.dumps(task, ensure_ascii=False, default=str), "dim")
         for message in recorder.conversations[0].prompt_messages:
             show.text(message["role"], message["content"], "dim" if message["role"] == "system" else "yellow")
@@ -67,8 +68,7 @@ def run(words: list[str]) -> None:
                 break
             recorder.continue_or_end(roles.options.max_turns, roles.options.turn_limit)
         with _naming("get_reward"):
-            paid = pool.finish(worker, lambda environment: environment.final_reward(), "`get_reward`")
-            reward = checked_reward(paid)
+            reward = pool.finish(worker, final_reward, "`get_reward`")
         if rewards is not None:
             environments = [worker.environment.unwrapped]
             with _naming("reward functions"):
@@ -125,11 +125,7 @@ def _step(
     action = turn.action
     if prompt is not None:
         action = policy_answer(agent.roles.actions, Answer(prompt, turn.token_ids, turn.text, turn.action))
-
-    def step(environment: TextEnvironment) -> StepResult:
-        return environment.step(action)
-
-    return checked_step(pool.finish(worker, step, "`step`"))
+    return pool.finish(worker, partial(step, action=action), "`step`")
 
 
 class Show:

@@ -19,9 +19,9 @@ from ..evaluation.evaluation import evaluate_policy, joint_metrics
 from ..evaluation.readiness import NO_GO, Check, check_iteration, check_refinement, check_success
 from ..nlac_config import NLACConfig
 from ..records.console import ConsoleCallback
+from ..written_files import write_json
 from .errors import CommandError
 from .launch import OPTION, launch
-from .options import write_json
 from .parsers import preflight_parser
 from .train import make_trainer
 from .train_options import TrainParser

@@ -5,6 +5,9 @@
 import time
 from pathlib import Path
 
+from ..records.folder import TRAINING_LOG
+from ..records.log import read_log
+from ..report import write_comparison, write_report
 from .errors import CommandError, one_line_errors
 from .parsers import report_parser
 
@@ -14,9 +17,6 @@ SECONDS = 10  # between two looks at a run that goes on
 
 def run(words: list[str]) -> None:
     args = report_parser().parse_args(words)
-    from ..records.folder import TRAINING_LOG
-    from ..records.log import read_log
-
     logs = [Path(folder, TRAINING_LOG) for folder in args.runs]
     path = None
     while True:
@@ -39,8 +39,6 @@ def run(words: list[str]) -> None:
 
 
 def _write(runs: list[str], output: str | None, refresh: int | None) -> Path:
-    from ..report import write_comparison, write_report
-
     with one_line_errors():
         if len(runs) == 1:
             return write_report(runs[0], output, refresh)

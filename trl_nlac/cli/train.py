@@ -17,7 +17,7 @@ from ..training.arguments import plays_prompts
 from ..training.saving import TrainBeginCallback
 from .end_summary import print_summary
 from .errors import CommandError, one_line_errors, one_line_errors_of_files
-from .launch import OPTION, launch
+from .launch import OPTION, launch, without_option
 from .options import check_model, load_conversations, load_environment, load_objects, load_rows, try_reset
 from .origin import note_origin
 from .train_arguments import TrainArguments
@@ -68,10 +68,7 @@ def make_trainer(
 ) -> NLACTrainer:
     """
     Make the trainer that the options describe. When training begins, it writes the origin of the run into its folder.
-
-    Raises:
-        CommandError: If an option is wrong or missing, before the model is loaded; at last `unsupported`, the error of
-            this machine.
+    What is wrong or missing is an error before the model is loaded; at last that of this machine, `unsupported`.
     """
     tasks = load_rows(script_args.dataset_name, script_args.dataset_config, script_args.dataset_train_split)
     if not (script_args.environment_factory or script_args.tools or script_args.replay_dataset):
@@ -182,9 +179,4 @@ def find_checkpoint(args: NLACConfig) -> str | None:
 def resume_command(words: list[str]) -> str:
     """Return the command that continues the run of `trl-nlac train` with these arguments."""
     option = "--resume_from_checkpoint"
-    kept = [
-        word
-        for previous, word in zip(["", *words], words, strict=False)
-        if option not in (previous, word) and not word.startswith(f"{option}=")
-    ]
-    return shlex.join(["trl-nlac", "train", *kept, option, "last"])
+    return shlex.join(["trl-nlac", "train", *without_option(words, option), option, "last"])

@@ -50,14 +50,7 @@ class _OptionsFormatter(argparse.HelpFormatter):
 
 
 class TrainParser(TrlParser):
-    """
-    TRL's parser with one-line errors, and a help that lists all options by subject.
-
-    Attributes:
-        unsupported ([`CommandError`], *optional*):
-            Why this machine cannot train with the options that were read last: without a GPU, for example, where none
-            was asked for. All else can be checked before that is said.
-    """
+    """TRL's parser with one-line errors, and a help that lists all options by subject."""
 
     def __init__(self, config: type[NLACConfig] = NLACConfig):
         super().__init__(
@@ -65,6 +58,8 @@ class TrainParser(TrlParser):
         )
         add_train_arguments(self)
         self.add_argument("--help_all", action="help", help="show all options, including those of transformers")
+        # Why this machine cannot train with the options that were read last, for example without a GPU where none was
+        # asked for. All else can be checked before that is said.
         self.unsupported: CommandError | None = None
         resume = next(action for action in self._actions if action.dest == "resume_from_checkpoint")
         resume.help = "Checkpoint to resume from: its folder, or `last` for the newest in `output_dir`, if any."
@@ -90,11 +85,8 @@ class TrainParser(TrlParser):
 
     def read(self, words: list[str]) -> tuple[TrainArguments, ModelConfig, NLACConfig]:
         """
-        Read the command line and its configuration file.
-
-        Raises:
-            CommandError: If an option does not exist or has no valid value. That this machine has no GPU is no reason:
-                it becomes `unsupported`.
+        Read the command line and its configuration file. That this machine has no GPU is no error yet: it becomes
+        `unsupported`.
         """
         self.unsupported = None
         try:

@@ -87,13 +87,7 @@ class MCPEnvironment(TextEnvironment):
 
     def reset(self, prompt: str | list[Message], **task) -> list[Message]:
         """
-        Start a task.
-
-        Args:
-            prompt (`str` or `list[dict[str, Any]]`):
-                What the agent is asked.
-            **task:
-                Other columns of the dataset, for `score`.
+        Start a task with what the agent is asked. Other columns of the dataset are for `score`.
 
         Raises:
             EnvironmentFailure: If the server cannot be reached again.

@@ -88,14 +88,8 @@ class OpenEnvEnvironment(TextEnvironment, Generic[ActionT, ObservationT]):
 
     def reset(self, **task) -> str | list[Message]:
         """
-        Start a task.
-
-        Args:
-            **task:
-                Keyword arguments of the environment's own `reset`, such as `seed`. A server ignores unknown ones.
-
-        Returns:
-            `str` or `list[dict[str, Any]]`: The first observation, after the instructions if there are any.
+        Start a task, and return the first observation, after the instructions if there are any. `task` are arguments
+        of the environment's own `reset`, such as `seed`; a server ignores unknown ones.
         """
         if self.client is None:
             self.client = self.make_client()

@@ -85,16 +85,8 @@ class TauBenchEnvironment(TextEnvironment):
 
     def reset(self, task_index: int, **task) -> list[Message]:
         """
-        Start a task.
-
-        Args:
-            task_index (`int`):
-                Index of the task in the split, see [`make_tasks`].
-            **task:
-                Other columns of the dataset, not used.
-
-        Returns:
-            `list[dict[str, Any]]`: The company's policy and the user's first message.
+        Start a task by its index in the split, see [`make_tasks`], and return the company's policy and the user's
+        first message. Other columns of the dataset are not used.
         """
         first_words = self._env.reset(task_index=task_index).observation
         return [{"role": "system", "content": self._env.wiki}, {"role": "user", "content": first_words}]

@@ -94,16 +94,8 @@ class TextArenaEnvironment(TextEnvironment):
 
     def reset(self, seed: int = 0, **task) -> str:
         """
-        Start a game.
-
-        Args:
-            seed (`int`, *optional*, defaults to `0`):
-                Seed of the game. Some games are the same for every seed, such as the Tower of Hanoi.
-            task (`Any`, *optional*):
-                Other columns of the dataset, not used.
-
-        Returns:
-            `str`: The game's prompt and first board.
+        Start a game, and return its prompt and first board. Some are the same for every seed, such as the Tower of
+        Hanoi. Other columns of the dataset are not used.
         """
         self._generator.seed(seed)
         with _DICE.of(self._generator):

@@ -44,8 +44,20 @@ def chat_events(question: Question, reply: Reply) -> Iterator[str]:
 
 def response(question: Question, reply: Reply) -> dict[str, Any]:
     """Write a reply as an answer of the Responses interface."""
+    body = question.body
     return {
-        **_response_head(question),
+        "id": f"resp_{uuid.uuid4().hex}",
+        "object": "response",
+        "created_at": int(time.time()),
+        "model": body.get("model") or MODEL,
+        "error": None,
+        "instructions": body.get("instructions"),
+        "metadata": body.get("metadata") or {},
+        "parallel_tool_calls": body.get("parallel_tool_calls", True),
+        "tool_choice": body.get("tool_choice") or "auto",
+        "tools": body.get("tools") or [],
+        "temperature": body.get("temperature"),
+        "top_p": body.get("top_p"),
         "status": _status(reply),
         "incomplete_details": None if reply.finished else {"reason": "max_output_tokens"},
         "output": _output_items(reply),
@@ -112,25 +124,6 @@ def _finish_reason(reply: Reply) -> str:
     if not reply.finished:
         return "length"
     return "tool_calls" if reply.message.get("tool_calls") else "stop"
-
-
-def _response_head(question: Question) -> dict[str, Any]:
-    body = question.body
-    return {
-        "id": f"resp_{uuid.uuid4().hex}",
-        "object": "response",
-        "created_at": int(time.time()),
-        "model": body.get("model") or MODEL,
-        "error": None,
-        "incomplete_details": None,
-        "instructions": body.get("instructions"),
-        "metadata": body.get("metadata") or {},
-        "parallel_tool_calls": body.get("parallel_tool_calls", True),
-        "tool_choice": body.get("tool_choice") or "auto",
-        "tools": body.get("tools") or [],
-        "temperature": body.get("temperature"),
-        "top_p": body.get("top_p"),
-    }
 
 
 def _status(reply: Reply) -> str:

@@ -234,22 +234,12 @@ def what_followed(
     messages: Sequence[Message], reply: Message, stop: tuple[str, ...], given: Set[str]
 ) -> tuple[list[Message], bool] | None:
     """
-    Find what a client added to a reply that it was given, in messages that begin with an echo of the reply. Its calls
-    can come back one by one, each before its result, and some of them not at all.
+    Find what a client added to a reply that it was given, in messages of a history that begin with an echo of the
+    reply. Its calls can come back one by one, each before its result, and some of them not at all. `given` has the ids
+    of all calls that the client was given: an echo with those of another reply is none.
 
-    Args:
-        messages (`Sequence[dict[str, Any]]`):
-            A part of a history.
-        reply (`dict[str, Any]`):
-            The reply.
-        stop (`tuple[str, ...]`):
-            Texts before which it ended, see [`is_echo`].
-        given (`set[str]`):
-            Ids of all calls that the client was given. An echo with those of another reply is none.
-
-    Returns:
-        `tuple[list[dict[str, Any]], bool]` or `None`: the results of the reply's calls (empty for one that did not
-        come back) and the messages before the next of the assistant, and whether they continue the whole reply.
+    Return the results of the reply's calls (empty for one that did not come back) and the messages before the next of
+    the assistant, and whether they continue the whole reply; `None` if there is no echo.
     """
     calls, rest = reply.get("tool_calls") or [], list(messages)
     places = {call["id"]: i for i, call in enumerate(calls)}

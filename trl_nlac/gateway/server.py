@@ -56,12 +56,9 @@ class Request(Generic[Asked, Answered]):
         """Answer. Return whether the client was still there."""
         return self._finish(lambda: self.future.set_result(reply))
 
-    def refuse(self, error: Exception) -> bool:
-        """
-        Answer with an error: what is not a [`RequestRefused`] is one of the server. Return whether the client was
-        still there.
-        """
-        return self._finish(lambda: self.future.set_exception(error))
+    def refuse(self, error: Exception) -> None:
+        """Answer with an error: what is not a [`RequestRefused`] is one of the server."""
+        self._finish(lambda: self.future.set_exception(error))
 
     def _finish(self, set_: Callable[[], None]) -> bool:
         try:

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""A server with OpenAI's interface: completions of prompts as tokens, such as vLLM's, or chat with messages."""
+"""A server with OpenAI's interface: completions of prompts as tokens, such as vLLM's, and how to read its answers."""
 
 import asyncio
 import json
@@ -16,9 +16,8 @@ from transformers import PreTrainedTokenizerBase
 
 from ..event_loop import Coroutines
 from ..secrets import hide_in_text, remember_secrets
-from ..types import Message
 from .engine import Adapter, forced, score_by_token
-from .generator import Completion, Sampling
+from .generator import Completion
 
 
 _OPENAI = ("max_tokens", "temperature", "top_p", "seed", "logprobs", "echo")
@@ -38,21 +37,11 @@ class OddAnswer(Exception):
     """What is wrong with an answer."""
 
 
-class Endpoint:
+class EndpointEngine:
     """
-    A model on a server.
-
-    Args:
-        base_url (`str`):
-            URL of the server, with `/v1`.
-        model (`str`):
-            Name of the model. If the server has a single model under another name, that one is used.
-        max_concurrency (`int`):
-            Maximum number of concurrent requests.
-        served_model_name (`str`, *optional*):
-            Name of the model on the server.
-        **client_kwargs:
-            Arguments of `openai.AsyncOpenAI`, such as `api_key`, `timeout` (s) and `max_retries`.
+    A model on a server that accepts prompts as tokens; all completions are requested at once. If the server has a
+    single model, under whatever name, that one is used unless a `served_model_name` is given. The `tokenizer` is for
+    the answers of servers that do not return tokens; `client_kwargs` are arguments of `openai.AsyncOpenAI`.
 
     Raises:
         EndpointError: If no server answers, or something else.
@@ -60,8 +49,15 @@ class Endpoint:
     """
 
     def __init__(
-        self, base_url: str, model: str, max_concurrency: int, served_model_name: str | None = None, **client_kwargs
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        base_url: str,
+        model: str,
+        max_concurrency: int,
+        served_model_name: str | None = None,
+        **client_kwargs,
     ):
+        self.tokenizer = tokenizer
         api_key = os.environ.get("OPENAI_API_KEY", "EMPTY")  # most local servers need none
         client_kwargs = {"api_key": api_key, **client_kwargs}
         remember_secrets({"base_url": base_url, **client_kwargs})
@@ -112,60 +108,6 @@ class Endpoint:
             raise EndpointError(
                 f"The server at {self._place} does not answer as OpenAI's interface does: {_shown(error)}"
             ) from error
-
-
-class ChatEndpoint(Endpoint):
-    """A model on a server that is given messages, so that its tokenizer need not be known."""
-
-    def answer(
-        self, conversations: list[list[Message]], sampling: Sampling, seeds: list[int]
-    ) -> list[tuple[str, bool]]:
-        """
-        Answer conversations, all at once. Of `sampling`, only the temperature, `top_p` and the length are sent, which
-        every server knows.
-
-        Args:
-            conversations (`list[list[dict[str, Any]]]`):
-                Messages of each conversation.
-            sampling ([`~generation.generator.Sampling`]):
-                How to sample.
-            seeds (`list[int]`):
-                Seed of each answer; servers need not heed it.
-
-        Returns:
-            `list[tuple[str, bool]]`: the text of each answer, and whether it ended before the limit of tokens.
-        """
-
-        async def ask(messages: list[Message], seed: int) -> tuple[str, bool]:
-            async with self._slots, self._named_errors():
-                request = self.client.chat.completions.with_raw_response.create(
-                    model=self.model,
-                    messages=messages,
-                    max_completion_tokens=sampling.max_tokens,
-                    temperature=sampling.temperature,
-                    top_p=sampling.top_p,
-                    seed=seed % 2**31,
-                )
-                choice = _choice(await read_body(request))
-                return _said(choice), choice.get("finish_reason") == "stop"
-
-        return _REQUESTS.run(_together(ask, conversations, seeds))
-
-
-class EndpointEngine(Endpoint):
-    """
-    A model on a server that accepts prompts as tokens; all completions are requested at once.
-
-    Args:
-        tokenizer ([`~transformers.PreTrainedTokenizerBase`]):
-            Tokenizes the answers of servers that do not return tokens.
-        *args, **kwargs:
-            As in [`Endpoint`].
-    """
-
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, *args, **kwargs):
-        super().__init__(*args, **kwargs)
-        self.tokenizer = tokenizer
 
     def generate(
         self, prompts: list[list[int]], params: list[dict[str, Any]], adapter: Adapter | None, bar: tqdm | None
@@ -253,12 +195,7 @@ def read_said(body: dict[str, Any]) -> str:
     Raises:
         OddAnswer: If the object in an answer is not that of a chat model.
     """
-    return _said(_choice(body))
-
-
-def _said(choice: dict[str, Any]) -> str:
-    """Return the text of a choice's message."""
-    message = choice.get("message")
+    message = _choice(body).get("message")
     if not isinstance(message, dict) or not isinstance(message.get("content") or "", str):
         raise OddAnswer("its choice has no message with text")
     return _valid(message.get("content") or "")

@@ -27,18 +27,10 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Adapter:
-    """
-    An adapter (LoRA) of an engine.
+    """An adapter (LoRA) of an engine."""
 
-    Args:
-        number (`int`):
-            Number of the adapter, from 1 up.
-        path (`Path`):
-            Folder with its weights. No other run uses the same name, so the content under a name never changes.
-    """
-
-    number: int
-    path: Path
+    number: int  # from 1 up
+    path: Path  # folder with its weights; no other run uses the same name, so that what is under a name never changes
 
     @property
     def name(self) -> str:
@@ -46,15 +38,9 @@ class Adapter:
 
 
 class Engine(Protocol):
-    """
-    An engine that generates: vLLM in this process, or a server.
+    """An engine that generates: vLLM in this process, or a server."""
 
-    Attributes:
-        max_model_length (`float`):
-            Longest sequence, prompt and completion; infinite if it is unknown.
-    """
-
-    max_model_length: float
+    max_model_length: float  # of the longest sequence, prompt and completion; infinite if it is unknown
 
     def generate(
         self, prompts: list[list[int]], params: list[dict[str, Any]], adapter: Adapter | None, bar: tqdm | None
@@ -69,18 +55,10 @@ class Engine(Protocol):
 
 
 class SyncedEngine(Engine, Protocol):
-    """
-    An engine whose weights follow a model.
-
-    Attributes:
-        model ([`~transformers.PreTrainedModel`] or [`~peft.PeftModel`]):
-            The model.
-        forgets_weights (`bool`):
-            Whether weights must be loaded again after sleep.
-    """
+    """An engine whose weights follow a model."""
 
     model: nn.Module
-    forgets_weights: bool
+    forgets_weights: bool  # whether weights must be loaded again after sleep
 
     def awake(self) -> "contextmanager[None]":
         """Keep the engine's memory allocated within this context."""
@@ -106,12 +84,7 @@ _RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # that vLLM accepts as a maximum
 
 
 def allowed_rank(rank: int) -> int:
-    """
-    Return the smallest LoRA rank that vLLM accepts as a maximum and that is at least `rank`.
-
-    Raises:
-        ValueError: If there is none.
-    """
+    """Return the smallest LoRA rank that vLLM accepts as a maximum and that is at least `rank`, or refuse it."""
     if rank > _RANKS[-1]:
         raise ValueError(
             f"vLLM serves adapters of a rank of at most {_RANKS[-1]}, and `r` of this one is {rank}. Choose a smaller "
@@ -121,15 +94,7 @@ def allowed_rank(rank: int) -> int:
 
 
 class EngineGenerator:
-    """
-    Sample through an engine. Subclasses define the weights, and how completions are scored.
-
-    Args:
-        engine ([`Engine`]):
-            The engine.
-        eos_token_ids (`list[int]`):
-            Tokens that end a completion.
-    """
+    """Sample through an engine. Subclasses define the weights, and how completions are scored."""
 
     is_concurrent = True
 
@@ -219,18 +184,8 @@ def forced(token_id: int) -> dict[str, Any]:
 
 def cache_shortage(sequences: list[list[int]], room: int, utilization: float, sleeps: bool) -> str | None:
     """
-    Explain, for a warning, that an engine's key/value cache cannot keep the prompts and answers of a batch.
-
-    Args:
-        sequences (`list[list[int]]`):
-            Prompts with their answers. What they begin with in common is kept once.
-        room (`int`):
-            Tokens that the cache holds.
-        utilization (`float`), sleeps (`bool`):
-            The options `vllm_gpu_memory_utilization` and `vllm_enable_sleep_mode`.
-
-    Returns:
-        `str` or `None`: the explanation, if there is not enough room.
+    Explain, for a warning, that an engine's key/value cache, with `room` for so many tokens, cannot keep the prompts
+    and answers of a batch; `None` if it can. What they begin with in common is kept once.
     """
     if sum(map(len, sequences)) <= room:
         return None
@@ -250,15 +205,7 @@ def cache_shortage(sequences: list[list[int]], room: int, utilization: float, sl
 
 
 class FixedGenerator(EngineGenerator):
-    """
-    Sample with the weights that an engine was started with.
-
-    Args:
-        engine ([`ScoringEngine`]):
-            The engine.
-        eos_token_ids (`list[int]`):
-            Tokens that end a completion.
-    """
+    """Sample with the weights that an engine was started with."""
 
     engine: ScoringEngine
 
@@ -279,15 +226,8 @@ class SyncedGenerator(EngineGenerator):
     reused.
 
     A generator [`beside`] can use the engine between and during sessions, from other threads: with an adapter that was
-    [`share`]d at any time, with full weights as long as the engine has those that were shared.
-
-    Args:
-        engine ([`SyncedEngine`]):
-            The engine.
-        scorer ([`~generation.generator.Generator`]):
-            Scores completions.
-        eos_token_ids (`list[int]`):
-            Tokens that end a completion.
+    [`share`]d at any time, with full weights as long as the engine has those that were shared. The `scorer` scores
+    completions.
     """
 
     def __init__(self, engine: SyncedEngine, scorer: Generator, eos_token_ids: list[int]):
@@ -367,15 +307,11 @@ class BesideGenerator(EngineGenerator):
     """
     Sample in other threads through the engine of a [`SyncedGenerator`]. While the engine has other weights than those
     that were shared, calls wait.
-
-    Attributes:
-        is_open (`bool`):
-            Whether they do not.
     """
 
     def __init__(self, engine: SyncedEngine, eos_token_ids: list[int]):
         super().__init__(engine, eos_token_ids)
-        self.is_open = False
+        self.is_open = False  # whether they do not
         self._gate = threading.Condition()
         self._is_stopped = False
         self._running: Counter[Adapter | None] = Counter()  # number of calls

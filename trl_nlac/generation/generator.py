@@ -12,64 +12,35 @@ from tqdm.auto import tqdm
 
 @dataclass(frozen=True)
 class Sampling:
-    """
-    Settings of sampling.
+    """Settings of sampling, with the names of [`~transformers.GenerationConfig`]."""
 
-    Args:
-        max_tokens (`int`):
-            Longest completion.
-        temperature (`float`, *optional*, defaults to `1.0`):
-            `0` is greedy.
-        top_p, top_k, min_p, repetition_penalty:
-            As in [`~transformers.GenerationConfig`].
-        generation_kwargs (`dict[str, Any]`, *optional*):
-            Other settings of the backend: [`~transformers.GenerationConfig`], or vLLM's `SamplingParams`.
-        regex (`str`, *optional*):
-            Regular expression that a completion must match. Only with vLLM.
-    """
-
-    max_tokens: int
-    temperature: float = 1.0
+    max_tokens: int  # of the longest completion
+    temperature: float = 1.0  # 0 is greedy
     top_p: float = 1.0
     top_k: int = 0
     min_p: float | None = None
     repetition_penalty: float = 1.0
+    # other settings of the backend: `GenerationConfig`, or vLLM's `SamplingParams`
     generation_kwargs: dict[str, Any] = field(default_factory=dict)
-    regex: str | None = None
+    regex: str | None = None  # that a completion must match; only with vLLM
 
 
 @dataclass(frozen=True)
 class Completion:
-    """
-    A sampled answer.
+    """A sampled answer."""
 
-    Args:
-        token_ids (`list[int]`):
-            The tokens, end-of-turn token included.
-        finished (`bool`):
-            Whether it ended before the limit of tokens.
-        num_cached_tokens (`int`, *optional*):
-            Number of tokens of its prompt that were in a cache. `None` where the generator cannot say.
-    """
-
-    token_ids: list[int]
-    finished: bool
+    token_ids: list[int]  # end-of-turn token included
+    finished: bool  # whether it ended before the limit of tokens
+    # tokens of its prompt that were in a cache; `None` where the generator cannot say
     num_cached_tokens: int | None = field(default=None, compare=False)
 
 
 class Generator(Protocol):
-    """
-    The interface through which the roles generate.
+    """The interface through which the roles generate."""
 
-    Attributes:
-        is_concurrent (`bool`):
-            Whether threads can call `generate` at the same time, and each gets its completions as soon as they are
-            there, whatever the others ask for.
-        max_model_length (`float`):
-            Longest sequence, prompt and completion; infinite if only the model limits it, or if it is unknown.
-    """
-
+    # whether threads can call `generate` at the same time, and each gets its completions as soon as they are there
     is_concurrent: bool
+    # of the longest sequence, prompt and completion; infinite if only the model limits it, or if it is unknown
     max_model_length: float
 
     def session(self, model: nn.Module) -> "contextmanager[None]":

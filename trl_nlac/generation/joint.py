@@ -36,10 +36,6 @@ class JointGenerator(_SharedGenerator):
     """
     Let processes generate together, each the same number of completions, as sharded weights require, where every
     forward pass needs all processes. A process with fewer prompts generates extra completions and drops them.
-
-    Args:
-        generator ([`Generator`]):
-            Generates for all processes together.
     """
 
     def any_process(self, wants: bool) -> bool:
@@ -66,14 +62,8 @@ class JointGenerator(_SharedGenerator):
 
 class TensorParallelGenerator(_SharedGenerator):
     """
-    Let a group of processes generate together through an engine that they share. Each of them must ask it for the
-    completions of all. They ask at the same points, each for any number of completions.
-
-    Args:
-        generator ([`Generator`]):
-            Generates, in the same way in all processes of the group.
-        group (`torch.distributed.ProcessGroup`, *optional*):
-            The group. If `None`, all processes.
+    Let a group of processes (by default all) generate together through an engine that they share. Each of them must
+    ask it for the completions of all. They ask at the same points, each for any number of completions.
     """
 
     def __init__(self, generator: Generator, group: dist.ProcessGroup | None = None):

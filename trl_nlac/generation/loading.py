@@ -32,25 +32,8 @@ def load_generator(
     revision: str | None = None,
 ) -> Generator:
     """
-    Load the generator of a model in training.
-
-    Args:
-        model ([`~transformers.PreTrainedModel`]):
-            The model.
-        options ([`~options.generation_options.GenerationOptions`]):
-            What generates.
-        accelerator ([`~accelerate.Accelerator`]):
-            How the model is distributed.
-        tokenizer ([`~transformers.PreTrainedTokenizerBase`]):
-            The model's tokenizer.
-        eos_token_ids (`list[int]`):
-            Tokens that end a completion.
-        trust_remote_code (`bool`, *optional*, defaults to `False`):
-            Whether code from the Hub can run.
-        gradient_checkpointing_kwargs (`dict[str, Any]`, *optional*):
-            Arguments with which gradient checkpointing is enabled again after generation.
-        revision (`str`, *optional*):
-            Branch, tag or commit of the model on the Hub, for vLLM in this process, which loads base weights itself.
+    Load the generator of a model in training. With `gradient_checkpointing_kwargs` gradient checkpointing is enabled
+    again after generation; `revision` is for vLLM in this process, which loads base weights from the Hub itself.
 
     Raises:
         ValueError: If weights are sharded in a way that is not supported, also with vLLM or on several nodes, or if
@@ -94,7 +77,12 @@ def load_generator(
             check_adapter_precision(PRECISIONS.get(accelerator.mixed_precision, model.dtype), accelerator.device.type)
     if not is_vllm_available():
         raise ImportError("`use_vllm=True` needs vLLM: `pip install trl-nlac[vllm]`.")
-    return _load_vllm(model, options, accelerator, tokenizer, eos_token_ids, generator, trust_remote_code, revision)
+    from .engine import SyncedGenerator
+
+    engine = _load_engine(model, options, accelerator, tokenizer, trust_remote_code, revision)
+    generator = SyncedGenerator(engine, generator, eos_token_ids)
+    is_shared = options.vllm_mode == "colocate" and options.vllm_tensor_parallel_size > 1
+    return TensorParallelGenerator(generator, engine.tp_group) if is_shared else generator
 
 
 # Ways to begin an adapter that change the base weights in memory.
@@ -105,11 +93,8 @@ _NOT_READ = ("rank_pattern", "alpha_pattern", "lora_bias", "layer_replication", 
 
 def check_adapter(config: dict[str, Any]) -> None:
     """
-    Check that vLLM, which loads the base weights from the model's files and the adapter as it is, has the same model.
-
-    Args:
-        config (`dict[str, Any]`):
-            Configuration of the adapter.
+    Check by an adapter's configuration that vLLM, which loads the base weights from the model's files and the adapter
+    as it is, has the same model.
 
     Raises:
         ValueError: If it would sample from another one.
@@ -134,18 +119,7 @@ def check_adapter(config: dict[str, Any]) -> None:
 
 
 def check_adapter_precision(dtype: torch.dtype | str | None, device_type: str) -> None:
-    """
-    Check that vLLM's kernels can compute an adapter.
-
-    Args:
-        dtype (`torch.dtype` or `str`, *optional*):
-            What vLLM computes in.
-        device_type (`str`):
-            On what.
-
-    Raises:
-        ValueError: If they cannot.
-    """
+    """Refuse an adapter that vLLM's kernels cannot compute in this precision, on such a device."""
     if device_type == "cuda" and str(dtype).removeprefix("torch.") in ("float32", "float"):
         raise ValueError(
             "vLLM computes adapters on a GPU in bfloat16 or float16, and this model is in float32. Set `bf16=True`, "
@@ -178,18 +152,15 @@ def check_sharding(accelerator: Accelerator) -> None:
             )
 
 
-def _load_vllm(
+def _load_engine(
     model: PreTrainedModel,
     options: GenerationOptions,
     accelerator: Accelerator,
     tokenizer: PreTrainedTokenizerBase,
-    eos_token_ids: list[int],
-    scorer: Generator,
     trust_remote_code: bool,
     revision: str | None,
-) -> Generator:
-    from .engine import SyncedGenerator
-
+) -> Any:
+    """Load the vLLM engine that the options ask for."""
     common = {
         "mode": options.vllm_mode,
         "max_num_seqs": options.max_generation_batch_size,
@@ -198,7 +169,7 @@ def _load_vllm(
     if options.vllm_mode == "server":
         from .vllm.server_engine import ServerEngine
 
-        engine = ServerEngine(
+        return ServerEngine(
             model,
             accelerator,
             tokenizer,
@@ -210,10 +181,9 @@ def _load_vllm(
             weights_dir=options.vllm_server_weights_dir,
             **common,
         )
-        return SyncedGenerator(engine, scorer, eos_token_ids)
     from .vllm.colocate import ColocatedEngine
 
-    engine = ColocatedEngine(
+    return ColocatedEngine(
         model,
         accelerator,
         tokenizer,
@@ -225,8 +195,6 @@ def _load_vllm(
         revision=revision,
         **common,
     )
-    generator = SyncedGenerator(engine, scorer, eos_token_ids)
-    return generator if options.vllm_tensor_parallel_size == 1 else TensorParallelGenerator(generator, engine.tp_group)
 
 
 def adapter_config(model: str, revision: str | None) -> dict[str, Any] | None:

@@ -27,32 +27,14 @@ Layer = tuple[torch.Tensor | None, torch.Tensor | None]  # keys and values; `Non
 
 @dataclass(eq=False)
 class Reading:
-    """
-    A sequence that a model reads.
-
-    Args:
-        token_ids (`list[int]`):
-            The tokens.
-        num_last (`int`, *optional*, defaults to `1`):
-            Number of its last tokens that are read in any case, because their logits are needed.
-        path (`list[int]`, *optional*):
-            Places of its first tokens in a [`PrefixCache`]: the part that is known.
-        whole ([`Reading`], *optional*):
-            The sequence of which this is the beginning.
-
-    Attributes:
-        start (`int`):
-            Column of its batch in which it starts, after the padding.
-        num_read (`int`):
-            Number of tokens that the model has read for it so far.
-    """
+    """A sequence that a model reads."""
 
     token_ids: list[int]
-    num_last: int = 1
-    path: list[int] = field(default_factory=list)
-    whole: "Reading | None" = None
-    start: int = 0
-    num_read: int = 0
+    num_last: int = 1  # number of its last tokens that are read in any case, because their logits are needed
+    path: list[int] = field(default_factory=list)  # places of its first tokens in a `PrefixCache`: what is known
+    whole: "Reading | None" = None  # the sequence of which this is the beginning
+    start: int = 0  # column of its batch in which it starts, after the padding
+    num_read: int = 0  # number of tokens that the model has read for it so far
 
     @property
     def last_place(self) -> int:
@@ -100,11 +82,7 @@ class RoomyLayer(DynamicLayer):
 class PrefixCache:
     """
     Keys and values of tokens that a model has read, as a tree: sequences share the places of their common prefix. It
-    belongs to one set of weights.
-
-    Args:
-        limit (`int`):
-            Largest size in bytes. Beyond it, tokens that were not used for the longest time are dropped.
+    belongs to one set of weights. Beyond `limit` bytes, tokens that were not used for the longest time are dropped.
     """
 
     def __init__(self, limit: int):

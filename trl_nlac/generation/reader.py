@@ -24,18 +24,9 @@ class Reader:
     Read sequences with a model whose weights do not change.
 
     A batch is read with left padding and without gaps, because positions and sliding windows are counted in columns:
-    of every sequence the same number of last tokens, after what is known.
-
-    Args:
-        model (`nn.Module`):
-            The model.
-        tokenizer ([`~transformers.PreTrainedTokenizerBase`]):
-            Has the padding token.
-        prefixes ([`~generation.prefix_cache.PrefixCache`], *optional*):
-            Keeps what was read. If `None`, every sequence is read whole.
-        reads_ahead (`bool`, *optional*, defaults to `True`):
-            Whether parts of a batch can be read before, in forward passes of their own. Not where processes need each
-            other in every pass, so that all must make the same number of them.
+    of every sequence the same number of last tokens, after what is known. Without `prefixes`, which keep what was
+    read, every sequence is read whole. With `reads_ahead`, parts of a batch can be read before, in forward passes of
+    their own: not where processes need each other in every pass, so that all must make the same number of them.
     """
 
     def __init__(

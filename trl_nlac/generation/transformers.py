@@ -51,10 +51,6 @@ class TransformersGenerator:
     Args:
         accelerator ([`~accelerate.Accelerator`], *optional*):
             Unwraps the model. If `None`, nothing wraps it.
-        tokenizer ([`~transformers.PreTrainedTokenizerBase`]):
-            Has the padding token.
-        eos_token_ids (`list[int]`):
-            Tokens that end a completion.
         batch_size (`int`):
             Largest number of sequences in one call.
         gradient_checkpointing_kwargs (`dict[str, Any]`, *optional*):
@@ -297,10 +293,7 @@ class _FiniteScores(LogitsProcessor):
         return scores
 
     def check(self) -> None:
-        """
-        Raises:
-            RuntimeError: If they were not.
-        """
+        """Raise a `RuntimeError` if they were not."""
         if not torch.stack(self.largest).isfinite().all():
             raise RuntimeError(
                 "The model's scores of tokens are not finite: its weights are corrupted. Resume from an earlier "
@@ -352,16 +345,8 @@ _WARPERS: dict[str, Callable[[Any], LogitsProcessor]] = {  # in the order of tra
 
 class _SeededChoice(LogitsProcessor):
     """
-    Choose a token for each row by the row's own random numbers, so that it depends on nothing else in the batch: the
-    first token at which the cumulative probability exceeds the number.
-
-    Args:
-        seeds (`list[int]`):
-            One seed for each row.
-        max_tokens (`int`):
-            Number of choices for a row.
-        device (`torch.device`):
-            Where the scores are.
+    Choose a token for each row by the row's own random numbers, `max_tokens` times at most, so that it depends on
+    nothing else in the batch: the first token at which the cumulative probability exceeds the number.
     """
 
     def __init__(self, seeds: list[int], max_tokens: int, device: torch.device):

@@ -177,11 +177,8 @@ class Plan:
 
     @property
     def _on_host(self) -> set[str]:
-        names = (
-            {"optimizer", "gradients", "target weights", "initial weights"}
-            if self.sharing.offloads_optimizer
-            else set()
-        )
+        of_training = {"optimizer", "gradients", "target weights", "initial weights"}
+        names = of_training if self.sharing.offloads_optimizer else set()
         return names | ({"weights"} if self.sharing.offloads_weights else set())
 
     @property

@@ -89,17 +89,9 @@ def last_steps(run: str | Path) -> list[int]:
 
 def set_aside(run: str | Path, step: int, recorded: int, with_model: bool = False) -> None:
     """
-    Move what belongs to later steps of a run into a new folder in its folder `_superseded`.
-
-    Args:
-        run (`str` or `Path`):
-            Folder of the run.
-        step (`int`):
-            Step of the checkpoint that it resumes from. Later checkpoints, logs and evaluations are set aside.
-        recorded (`int`):
-            Last step at which training wrote its records before that. The checkpoint has those of the steps since.
-        with_model (`bool`, *optional*, defaults to `False`):
-            Whether a model that is saved in the folder is moved, too.
+    Move what belongs to steps of a run after `step`, that of the checkpoint which it resumes from, into a new folder
+    in its folder `_superseded`: checkpoints, logs, evaluations, `with_model` a model that is saved in the folder, and
+    records of training after the step `recorded`, since the checkpoint has their rows.
 
     Raises:
         RunRefused: If the folder has links out of it.

@@ -11,16 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import jinja2
-from datasets import Dataset
-from huggingface_hub import (
-    DatasetCard,
-    EvalResult,
-    ModelCard,
-    ModelCardData,
-    create_repo,
-)
+from huggingface_hub import DatasetCard, EvalResult, ModelCard, ModelCardData, create_repo
 from huggingface_hub.constants import ENDPOINT
-from transformers import TrainerState, is_wandb_available
+from transformers import is_wandb_available
 
 from ..episodes.conversations import to_dataset
 from ..nlac_config import NLACConfig
@@ -62,107 +55,18 @@ _OPTIMIZATION = (
 )
 
 
-def model_card(
-    args: NLACConfig,
-    state: TrainerState,
-    environment: str,
-    num_environment_steps: int,
-    num_tasks: int | None,
-    example: str,
-    base_model: str | None,
-    repo_id: str | None,
-    tags: list[str],
-    model_name: str | None = None,
-    dataset_name: str | None = None,
-) -> ModelCard:
-    """
-    Make the card of a trained model.
-
-    Args:
-        args ([`NLACConfig`]):
-            Options of the training.
-        state ([`~transformers.TrainerState`]):
-            State of the training, with its logs.
-        environment (`str`):
-            Name of the environment.
-        num_environment_steps (`int`):
-            Number of environment steps of the training.
-        num_tasks (`int`, *optional*):
-            Number of tasks. `None` if the environment owns its data.
-        example (`str`):
-            A first observation.
-        base_model (`str`, *optional*):
-            Name or folder of the model that was trained.
-        repo_id (`str`, *optional*):
-            Repository of the model on the Hub.
-        tags (`list[str]`):
-            Tags of the card.
-        model_name (`str`, *optional*):
-            Name of the model. If `None`, that of its repository or folder.
-        dataset_name (`str`, *optional*):
-            Dataset of the tasks on the Hub.
-    """
-    repo_id = repo_id or Path(args.output_dir).name
-    model_name = model_name or Path(repo_id).name
-    trackers = tracker_links()
+def _tags(tags: list[str], trackers: dict[str, str]) -> list[str]:
+    """Add the tags that TRL gives to a card; one of Trackio that the model had is of another run."""
     tags = [tag for tag in dict.fromkeys(["generated_from_trainer", *tags]) if not tag.startswith("trackio:")]
-    # As TRL does.
     tags += ["hf_jobs"] if "JOB_ID" in os.environ else []
-    tags += [f"trackio:{trackers['Trackio']}"] if "Trackio" in trackers else []
-    base_model = None if not base_model or Path(base_model).is_dir() else base_model
-    evaluations = first_and_last(state.log_history)
-    results = [
-        {
-            "name": name,
-            "environment_steps": log["environment/steps"],
-            "success": log["episode/success_rate"],
-            "low": log["episode/success_rate_low"],
-            "high": log["episode/success_rate_high"],
-            "return": log["episode/return"],
-        }
-        for _, name, log in evaluations
-    ]
-    data = ModelCardData(
-        base_model=base_model,
-        datasets=dataset_name,
-        library_name="transformers",
-        model_name=model_name,
-        tags=tags,
-        eval_results=[
-            EvalResult(
-                "reinforcement-learning",
-                environment,
-                environment,
-                "success_rate",
-                round(log["episode/success_rate"], 4),
-                dataset_split=dataset or None,
-            )
-            for dataset, log in {dataset: log for dataset, _, log in evaluations}.items()  # the last ones
-        ]
-        or None,
-    )
-    return ModelCard(
-        _render(
-            "model_card.md.jinja",
-            card_data=data.to_yaml(),
-            model_name=model_name,
-            repo_id=repo_id,
-            base_model=base_model,
-            environment=environment,
-            dataset_name=dataset_name,
-            num_tasks="the environment's own" if num_tasks is None else f"{num_tasks:,}",
-            example=json.dumps(hide_in_text(example), ensure_ascii=False),
-            results=results,
-            num_environment_steps=f"{num_environment_steps:,}",
-            num_optimizer_steps=f"{state.global_step:,}",
-            max_turns=args.max_turns,
-            success_threshold=f"{args.success_threshold:g}",
-            options=_changed_options(args),
-            trackers=trackers,
-            versions={name: version(name) for name in ("trl-nlac", "trl", "transformers", "torch", "datasets")},
-            citation=CITATION,
-        )
-    )
+    return [*tags, *([f"trackio:{trackers['Trackio']}"] if "Trackio" in trackers else [])]
+
+
+def _eval_results(evaluations: list[tuple[str, str, dict[str, Any]]], environment: str) -> list[EvalResult] | None:
+    """Write down the last success rate on each dataset."""
+    rates = {dataset: round(log["episode/success_rate"], 4) for dataset, _, log in evaluations}
+    kind = ("reinforcement-learning", environment, environment, "success_rate")
+    return [EvalResult(*kind, rate, dataset_split=dataset or None) for dataset, rate in rates.items()] or None
 
 
 def tracker_links() -> dict[str, str]:
@@ -173,20 +77,6 @@ def tracker_links() -> dict[str, str]:
 
         links["Weights & Biases"] = None if wandb.run is None else wandb.run.url
     return {name: link for name, link in links.items() if link is not None}
-
-
-def push_episodes(dataset: Dataset, repo_id: str, private: bool | None = None, token: str | None = None) -> str:
-    """Upload a dataset of episodes with its card, and return its address."""
-    # With its namespace, which only some of the calls below would find out.
-    repo_id = create_repo(repo_id, private=private, token=token, repo_type="dataset", exist_ok=True).repo_id
-    dataset.push_to_hub(repo_id, private=private, token=token)
-    data = DatasetCard.load(repo_id, token=token).data  # the upload wrote there where the files are
-    data.pretty_name, data.tags = repo_id.split("/")[-1], ["trl", "nlac", "trl-logs", "conversational"]
-    card = _render(
-        "episodes_card.md.jinja", card_data=data.to_yaml(), repo_id=repo_id, num_episodes=f"{len(dataset):,}"
-    )
-    DatasetCard(card).push_to_hub(repo_id, repo_type="dataset", token=token)
-    return f"{ENDPOINT}/datasets/{repo_id}"
 
 
 def _changed_options(args: NLACConfig) -> dict[str, Any]:
@@ -228,21 +118,42 @@ class PublishedTrainer(_BaseTrainer):
         """
         if not self.is_world_process_zero():
             return
-        newest = self.replay.newest(1)
-        card = model_card(
-            self.args,
-            self.state,
-            self.environments.name,
-            num_environment_steps=self.num_environment_steps,
-            num_tasks=None if self.train_dataset is None else len(self.train_dataset),
-            example=newest[0].first_observation if newest else "...",
-            base_model=get_config_model_id(self.model.config),
-            repo_id=self.hub_model_id,
-            tags=[*self._tag_names, *([tags] if isinstance(tags, str) else tags or [])],
+        args, environment, newest = self.args, self.environments.name, self.replay.newest(1)
+        repo_id = self.hub_model_id or Path(args.output_dir).name
+        model_name = model_name or Path(repo_id).name
+        base_model = get_config_model_id(self.model.config)
+        base_model = None if not base_model or Path(base_model).is_dir() else base_model
+        tags = [*self._tag_names, *([tags] if isinstance(tags, str) else tags or [])]
+        trackers, evaluations = tracker_links(), first_and_last(self.state.log_history)
+        data = ModelCardData(
+            base_model=base_model,
+            datasets=dataset_name,
+            library_name="transformers",
             model_name=model_name,
-            dataset_name=dataset_name,
+            tags=_tags(tags, trackers),
+            eval_results=_eval_results(evaluations, environment),
         )
-        card.save(Path(self.args.output_dir, "README.md"))
+        card = _render(
+            "model_card.md.jinja",
+            card_data=data.to_yaml(),
+            model_name=model_name,
+            repo_id=repo_id,
+            base_model=base_model,
+            environment=environment,
+            dataset_name=dataset_name,
+            num_tasks="the environment's own" if self.train_dataset is None else f"{len(self.train_dataset):,}",
+            example=json.dumps(hide_in_text(newest[0].first_observation if newest else "..."), ensure_ascii=False),
+            evaluations=evaluations,
+            num_environment_steps=f"{self.num_environment_steps:,}",
+            num_optimizer_steps=f"{self.state.global_step:,}",
+            max_turns=args.max_turns,
+            success_threshold=f"{args.success_threshold:g}",
+            options=_changed_options(args),
+            trackers=trackers,
+            versions={name: version(name) for name in ("trl-nlac", "trl", "transformers", "torch", "datasets")},
+            citation=CITATION,
+        )
+        ModelCard(card).save(Path(args.output_dir, "README.md"))
 
     def push_replay_to_hub(self, repo_id: str, private: bool | None = None, token: str | None = None) -> str:
         """
@@ -264,4 +175,14 @@ class PublishedTrainer(_BaseTrainer):
         """
         if not len(self.replay):
             raise ValueError(f"The replay buffer is empty: there is nothing to upload to {repo_id!r}.")
-        return push_episodes(to_dataset(self.replay.episodes, self.roles.actions), repo_id, private, token)
+        dataset = to_dataset(self.replay.episodes, self.roles.actions)
+        # With its namespace, which only some of the calls below would find out.
+        repo_id = create_repo(repo_id, private=private, token=token, repo_type="dataset", exist_ok=True).repo_id
+        dataset.push_to_hub(repo_id, private=private, token=token)
+        data = DatasetCard.load(repo_id, token=token).data  # the upload wrote there where the files are
+        data.pretty_name, data.tags = repo_id.split("/")[-1], ["trl", "nlac", "trl-logs", "conversational"]
+        card = _render(
+            "episodes_card.md.jinja", card_data=data.to_yaml(), repo_id=repo_id, num_episodes=f"{len(dataset):,}"
+        )
+        DatasetCard(card).push_to_hub(repo_id, repo_type="dataset", token=token)
+        return f"{ENDPOINT}/datasets/{repo_id}"

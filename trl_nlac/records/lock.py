@@ -24,13 +24,10 @@ LOCK = "_lock"  # not uploaded with the output folder, because of the underscore
 @contextmanager
 def locked(run: str | Path) -> Iterator[None]:
     """
-    Hold the lock of a run's folder. One process of a run holds it for all of them. The system releases it when the
-    process ends, however it ends; child processes do not inherit it. On a shared file system it holds on all hosts, if
-    the file system has locks (NFS does on Linux); otherwise a warning says that nothing prevents a second run.
-
-    Args:
-        run (`str` or `Path`):
-            Folder of the run, made if it does not exist.
+    Hold the lock of a run's folder, which is made if it does not exist. One process of a run holds it for all of them.
+    The system releases it when the process ends, however it ends; child processes do not inherit it. On a shared file
+    system it holds on all hosts, if the file system has locks (NFS does on Linux); otherwise a warning says that
+    nothing prevents a second run.
 
     Raises:
         RunRefused: If another run holds the lock, or if the folder has links out of it.

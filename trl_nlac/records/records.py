@@ -150,17 +150,8 @@ class Records:
         reduce: Callable[[torch.Tensor], torch.Tensor],
     ) -> None:
         """
-        Add the losses of a pass, and count its tokens, padding included.
-
-        Args:
-            examples (`list[TrainingExample]`):
-                The examples of the pass.
-            losses (`torch.Tensor` of shape `(B,)`):
-                Loss of each example.
-            num_tokens (`int`):
-                Number of tokens that the model computed for them.
-            reduce (`Callable`):
-                Sums a tensor over all processes.
+        Add the losses of the examples of a pass, (B,), and count the tokens that the model computed for them, padding
+        included. `reduce` sums a tensor over all processes.
         """
         if self.audit is not None:
             self.audit.add_losses(examples, losses)

@@ -78,15 +78,9 @@ class _Notes(logging.Handler):
 
 
 class TrainingLogCallback(TrainerCallback):
-    """
-    Write every log of a [`~transformers.Trainer`] as a line of JSON to `training_log.jsonl` in `output_dir`.
+    """Write every log of a [`~transformers.Trainer`] as a line of JSON to `training_log.jsonl` in `output_dir`."""
 
-    Attributes:
-        is_on (`bool`):
-            Whether it does. Can be changed.
-    """
-
-    is_on = True
+    is_on = True  # whether it does; can be changed
 
     def on_log(self, args, state, control, logs=None, **kwargs):
         if state.is_world_process_zero and self.is_on:

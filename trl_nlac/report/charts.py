@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from itertools import cycle
 
 from ..records.log import TrainingLog
+from .run_summary import ROLE_NAMES
 
 
 MAX_POINTS = 240  # of a training curve; more cannot be distinguished on a screen
@@ -19,11 +20,6 @@ _ROLES = {
     "refine": "green",
     "successor": "pink",
     "correction": "amber",
-}
-_TOKEN_ROLES = {  # roles as tokens are counted by, where they have another name
-    "act": ("acting", "grey"),
-    "policy": ("policy (not acting)", _ROLES["policy"]),
-    "critique": ("critic", _ROLES["critic"]),
 }
 _VERDICTS = {
     "backup/optimal_rate": ("targets that say “Yes”", "sky"),
@@ -292,9 +288,9 @@ def _shares(rows: Rows) -> list[Series]:
 
 def _generated(rows: Rows) -> list[Series]:
     """Make a curve of the generated tokens of each role."""
-    metrics = {name: name.split("/")[-1] for name in _names(rows, "tokens/generated/")}
-    labels = {role: _TOKEN_ROLES.get(role, (role, _ROLES.get(role, "grey"))) for role in metrics.values()}
-    return [_curve(rows, name, *labels[role]) for name, role in metrics.items()]
+    colors = {**_ROLES, "critique": _ROLES["critic"]}
+    roles = {name: name.split("/")[-1] for name in _names(rows, "tokens/generated/")}
+    return [_curve(rows, name, ROLE_NAMES.get(of, of), colors.get(of, "grey")) for name, of in roles.items()]
 
 
 def _thinned(values: list[float]) -> list[float]:

@@ -23,18 +23,8 @@ def write_comparison(
     runs: Sequence[str | Path], output: str | Path = "comparison.html", refresh: int | None = None
 ) -> Path:
     """
-    Write one HTML page that compares training runs: results and costs, the settings that differ, and curves.
-
-    Args:
-        runs (`Sequence[str | Path]`):
-            Folders of at least two runs.
-        output (`str` or `Path`, *optional*, defaults to `"comparison.html"`):
-            File to write.
-        refresh (`int`, *optional*):
-            Seconds after which an open page loads itself again, while one of the runs goes on. If `None`, it does not.
-
-    Returns:
-        `Path`: The file.
+    Write one HTML page that compares the runs of several folders: results and costs, the settings that differ, and
+    curves. `refresh` is as in [`write_report`], while one of the runs goes on.
 
     Raises:
         ValueError: If a folder has no log of a run.

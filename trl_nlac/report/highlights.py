@@ -66,7 +66,8 @@ def _mistake(episodes: list[dict[str, Any]]) -> Highlight | None:
     """Choose the most confident of the critic's mistakes, of an audited sample if there is one."""
     audited = [place for place in _samples(episodes) if place[3]["wrong"]]
     if audited:
-        i, t, s, sample = max(audited, key=lambda place: (_is_told(place[3]), abs(place[3].get("verdict_score", 0.0))))
+        told = [place for place in audited if {"critique", "target"} <= place[3].keys()]
+        i, t, s, sample = max(told or audited, key=lambda place: abs(place[3].get("verdict_score", 0.0)))
         target = "Yes" if sample["target_verdict"] else "No"
         return Highlight(
             "The critic was wrong",
@@ -142,10 +143,6 @@ def _observations(episode: dict[str, Any]) -> list[str | None]:
 
 def _task(episode: dict[str, Any]) -> tuple[str | None, str | None]:
     return episode.get("task"), episode.get("prompt")
-
-
-def _is_told(sample: dict[str, Any]) -> bool:
-    return {"critique", "target"} <= sample.keys()
 
 
 def _said(judged: dict[str, Any]) -> str:

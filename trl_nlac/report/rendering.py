@@ -26,16 +26,10 @@ _ESCAPES = {ord(character): f"\\u{ord(character):04x}" for character in "<>&"}
 
 
 class Parts:
-    """
-    Makes the parts of a page, each by itself: files that anybody can have written stop none but their own.
-
-    Attributes:
-        failed (`list[str]`):
-            Names of the parts that could not be made.
-    """
+    """Makes the parts of a page, each by itself: files that anybody can have written stop none but their own."""
 
     def __init__(self):
-        self.failed: list[str] = []
+        self.failed: list[str] = []  # names of the parts that could not be made
 
     def make(self, name: str, make: Callable[[], Part], otherwise: Part) -> Part:
         """Make a part. One that cannot be made becomes `otherwise`."""

@@ -18,6 +18,7 @@ import pyarrow.parquet as pq
 from ..records.folder import AUDIT, COMPLETIONS, EPISODES, RECORD_FILE, kind_of
 from ..terminal import printable
 from .episodes import audited_episode, played_episode
+from .shown_notes import Times
 
 
 logger = logging.getLogger(__name__)
@@ -44,19 +45,10 @@ class Episodes:
     tasks: dict[str, dict[int, dict[int, list[int]]]]
     # index, among those of the page, of the first episode of training that succeeded, or else of evaluation
     first_success: int | None
-    failures: dict[str, "Failures"]  # failures of environments by their reason, the most frequent first
+    failures: dict[str, Times]  # failures of environments by their reason, the most frequent first
     # names of files of which something could not be read, such as one that was being written when the run was killed.
     # Their other rows are among the episodes.
     unreadable: list[str]
-
-
-@dataclass
-class Failures:
-    """How many episodes failed for a reason, and the steps of the first and the last of them."""
-
-    count: int
-    first: int
-    last: int
 
 
 @dataclass(frozen=True)
@@ -124,7 +116,7 @@ class _Files:
 
     def __init__(self):
         self.unreadable: dict[str, None] = {}  # names, in order
-        self.failures: dict[str, Failures] = {}
+        self.failures: dict[str, Times] = {}
 
     def find(self, folder: Path) -> Iterator[_File]:
         """Yield the files of a folder by step."""
@@ -155,7 +147,7 @@ class _Files:
             reason, step = " ".join(row["failure"][:MAX_REASON].split()), int(row["step"])
             if reason not in self.failures and len(self.failures) >= MAX_REASONS:
                 reason = "other reasons"
-            failures = self.failures.setdefault(reason, Failures(0, step, step))
+            failures = self.failures.setdefault(reason, Times(0, step, step))
             failures.count += 1
             failures.first, failures.last = min(step, failures.first), max(step, failures.last)
 

@@ -27,8 +27,8 @@ class Settings:
 
 
 @dataclass
-class Warned:
-    """How often a warning was given, and the steps of the first and the last time."""
+class Times:
+    """How often a warning was given, or an environment failed, and the steps of the first and the last time."""
 
     count: int
     first: int
@@ -48,11 +48,11 @@ def read_settings(run: Path) -> Settings:
     return Settings(None, {}, {})
 
 
-def read_warnings(run: Path) -> dict[str, Warned]:
+def read_warnings(run: Path) -> dict[str, Times]:
     """Read the warnings of a run, in the order of their first time. Lines that cannot be read are left out."""
-    found: dict[str, Warned] = {}
+    found: dict[str, Times] = {}
     for step, message in _warnings(run / WARNINGS):
-        warned = found.setdefault(clipped(message), Warned(0, step, step))
+        warned = found.setdefault(clipped(message), Times(0, step, step))
         warned.count += 1
         warned.last = step
     return found

@@ -2,4 +2,5 @@
 
 """The game of twenty questions."""
 
-from .game import Answer, ChatOracle, QuestionOracle, RuleOracle, TwentyQuestionsEnvironment, make_tasks
+from .game import TwentyQuestionsEnvironment, make_tasks
+from .oracles import Answer, ChatOracle, QuestionOracle, RuleOracle

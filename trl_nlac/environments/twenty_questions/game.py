@@ -9,10 +9,8 @@ from datasets import Dataset
 
 from ...episodes.text_environment import StepResult, TextEnvironment
 from .objects import OBJECTS
-from .oracles import Answer, ChatOracle, QuestionOracle, RuleOracle
+from .oracles import Answer, QuestionOracle, RuleOracle
 
-
-__all__ = ["Answer", "ChatOracle", "QuestionOracle", "RuleOracle", "TwentyQuestionsEnvironment", "make_tasks"]
 
 FIRST_OBSERVATION = """\
 I think of an object. In each turn ask one question about it that is answered by yes or no. To guess, name one \

@@ -29,15 +29,8 @@ logger = logging.getLogger(__name__)
 class ColocatedEngine(LocalEngine, VLLMGeneration):
     """
     TRL's colocated engine. In addition, it runs on a CPU, serves adapters without merging them, and sleeps between
-    sessions rather than after each call.
-
-    Args:
-        model ([`~transformers.PreTrainedModel`] or [`~peft.PeftModel`]):
-            Model whose weights are loaded; with LoRA, only the adapters.
-        revision (`str`, *optional*):
-            Revision of the model on the Hub, whose base weights vLLM loads itself.
-        args, kwargs:
-            As for [`~trl.generation.vllm_generation.VLLMGeneration`].
+    sessions rather than after each call. The `revision` is that of the model on the Hub, whose base weights vLLM loads
+    itself; the other arguments are TRL's.
     """
 
     _has_warned = False

@@ -15,18 +15,10 @@ from .request_loop import Request, RequestLoop
 
 
 class LocalEngine:
-    """
-    Generates with an engine in this process and counts the hits of its prefix cache.
-
-    Attributes:
-        requests ([`~generation.vllm.request_loop.RequestLoop`]):
-            Takes requests to the engine.
-        version (`int`):
-            Number of the weights that were loaded last.
-    """
+    """Generates with an engine in this process and counts the hits of its prefix cache."""
 
     requests: RequestLoop
-    version = 0
+    version = 0  # of the weights that were loaded last
     _cache_counts = (0, 0)
 
     def generate(

@@ -20,17 +20,7 @@ from .request_loop import RequestLoop
 
 class OfflineEngine(LocalEngine):
     """
-    vLLM with a whole model, or with an adapter (LoRA) on its base model.
-
-    Args:
-        model (`str`):
-            Folder or Hub repository of a whole model or an adapter.
-        revision (`str`, *optional*):
-            Branch, tag or commit on the Hub.
-        trust_remote_code (`bool`, *optional*, defaults to `False`):
-            Whether code from the Hub can run.
-        **options:
-            Arguments of `vllm.LLM`.
+    vLLM with a whole model, or with an adapter (LoRA) on its base model. `options` are arguments of `vllm.LLM`.
 
     Raises:
         ValueError: If vLLM would not serve the adapter as it was trained, or cannot compute it in this precision.

@@ -17,28 +17,12 @@ from vllm.sampling_params import RequestOutputKind
 
 @dataclass(eq=False)
 class Request:
-    """
-    A prompt for an engine.
-
-    Args:
-        prompt (`list[int]`):
-            The prompt.
-        params (`vllm.SamplingParams`):
-            How to sample.
-        adapter (`vllm.lora.request.LoRARequest`, *optional*):
-            The adapter to sample with.
-        salt (`str`, *optional*, defaults to `"0"`):
-            Names the weights: prefixes are reused among requests with the same salt only.
-
-    Attributes:
-        output (`Future[vllm.RequestOutput]`):
-            vLLM's output, once it is there.
-    """
+    """A prompt for an engine, and vLLM's output once it is there."""
 
     prompt: list[int]
     params: SamplingParams
     adapter: LoRARequest | None
-    salt: str = "0"
+    salt: str = "0"  # names the weights: prefixes are reused among requests with the same salt only
     output: Future[RequestOutput] = field(default_factory=Future)
 
 
@@ -48,20 +32,12 @@ class RequestLoop:
     next step, and each is answered at the step that ends it (continuous batching).
 
     It is one thread for the engine's whole life: what native code keeps for a thread would otherwise be torn down
-    while the next thread is at work.
-
-    Args:
-        llm (`vllm.LLM`):
-            The engine. Nobody else generates with it.
-
-    Attributes:
-        lock (`threading.Lock`):
-            Guards what the threads that ask share.
+    while the next thread is at work. Nobody else generates with the engine.
     """
 
     def __init__(self, llm: LLM):
         self._engine = llm.llm_engine
-        self.lock = threading.Lock()
+        self.lock = threading.Lock()  # guards what the threads that ask share
         self._open: set[Request] = set()  # not ended yet
         self._ended = threading.Condition()
         self._arrived: queue.SimpleQueue[list[Request] | None] = queue.SimpleQueue()

@@ -55,11 +55,8 @@ class ServerEngine(VLLMGeneration):
     it; if it was restarted, it gets the weights from the folder again and the call is repeated. With NCCL that is not
     possible and ends training with an error.
 
-    Args:
-        weights_dir (`str`, *optional*):
-            The folder, with the same path for trainer and server. If `None`, NCCL is used.
-        args, kwargs:
-            As for [`~trl.generation.vllm_generation.VLLMGeneration`].
+    The folder, `weights_dir`, has the same path for trainer and server. Without it, NCCL is used. The other arguments
+    are TRL's.
 
     Raises:
         ConnectionError: If no server answers within `server_timeout` seconds.
