@@ -124,7 +124,7 @@ class TestNLACConfig:
             + ["--use_cpu", "--bf16", "false", "--role_sampling", '{"backup": {"temperature": 0}}']
         )
         assert (config.max_turns, config.target_update_rate) == (7, 0.5)
-        assert role_samplings(config)["critique"].generation_kwargs == {"no_repeat_ngram_size": 3}
+        assert role_samplings(config)["critic"].generation_kwargs == {"no_repeat_ngram_size": 3}
         assert role_samplings(config)["backup"].temperature == 0
 
     def test_the_output_folder_stays_where_it_is(self, tmp_path, monkeypatch):

@@ -246,7 +246,7 @@ class TestTraining:
 
     def test_micro_batches_have_examples_of_similar_length(self, tmp_path):
         config = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 4}
-        config["role_sampling"] = {"critique": {"temperature": 1.0}}  # no refined action is as it was
+        config["role_sampling"] = {"critic": {"temperature": 1.0}}  # no refined action is as it was
         trainer = make_trainer(tmp_path, {**config, "max_steps": 1}, RecordingTrainer)
         trainer.shares_prefixes = False
         trainer.train()

@@ -15,7 +15,7 @@ Other settings of the methods are given as `--name value`, `--role_sampling` as 
 own. The files of the cells record them, so these cells need another folder:
 
 python -m benchmarks.learning.run --tasks service_desk_told --methods nlac --samples_per_iteration 128 \\
-    --role_sampling '{"critique": {"temperature": 0.5}}' --cells runs/cells
+    --role_sampling '{"critic": {"temperature": 0.5}}' --cells runs/cells
 
 Without --cells only the cells that the published table lacks are run. Then `python -m benchmarks.cells learning table
 runs/learning_cells` adds them to it, and `python -m benchmarks.learning.figures` writes the pages.

@@ -113,7 +113,7 @@ def examine(trainer: NLACTrainer, task: LearningTask, bootstrap: str) -> dict[st
     roles, environment = trainer.roles, task.instances["floor_1"].environment_factory()
     house = environment.world
     logged = [Transition(e, 0) for e in episodes_from_logs(task.logs, roles.actions, roles.prompts)]
-    greedy = replace(roles.samplings["critique"], temperature=0.0)
+    greedy = replace(roles.samplings["critic"], temperature=0.0)
     found: dict[str, dict[str, dict[str, float]]] = {}
     for floor in range(1, house.horizon + 1):
         played = [

@@ -78,7 +78,7 @@ class FixedLengthRoles(Roles):
         completions = self.generator.generate(opened, self.samplings[role], seeds)
         self.asked.append(opened)
         self.num_tokens += sum(len(completion.token_ids) for completion in completions)
-        parsed = Critique("", False) if role in ("backup", "critique") else "text"
+        parsed = Critique("", False) if role in ("backup", "critic") else "text"
         ends = self.chat.stop_ids[:1]
         return [
             Answer(prompt, (*completion.token_ids, *ends), "text", parsed)

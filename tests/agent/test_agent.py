@@ -176,8 +176,8 @@ def test_candidates(agent):
 
 def test_several_conversations_at_once(agent, monkeypatch):
     """Answers are in the order of the conversations, and each is improved separately."""
-    sampled = replace(agent.roles.samplings["critique"], temperature=1.0)  # "Yes" is not what it is likeliest to say
-    monkeypatch.setitem(agent.roles.samplings, "critique", sampled)
+    sampled = replace(agent.roles.samplings["critic"], temperature=1.0)  # "Yes" is not what it is likeliest to say
+    monkeypatch.setitem(agent.roles.samplings, "critic", sampled)
     others = [[{"role": "user", "content": f"{request} 2"}] for request in DESK.requests]
     torch.manual_seed(1)
     turns = agent.act_all([*others, MESSAGES], refine=2, num_candidates=2)
@@ -304,7 +304,7 @@ def test_check(agent):
 def test_what_cannot_be_judged_does_not_pass():
     """The critic's token limit leaves no room for a verdict."""
     agent = NLACAgent.from_pretrained(
-        TINY_MODEL, device="cpu", role_sampling={role: {"max_tokens": 1} for role in ("critique", "successor")}
+        TINY_MODEL, device="cpu", role_sampling={role: {"max_tokens": 1} for role in ("critic", "successor")}
     )
     check = agent.check(MESSAGES, "route", threshold=-1e9)
     assert check == Check(False, None, "The critic's answer could not be parsed.", None)

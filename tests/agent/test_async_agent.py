@@ -28,7 +28,7 @@ class RecordingAgent(NLACAgent):
 
 def load(agent_class: type[NLACAgent] = RecordingAgent) -> NLACAgent:
     """Load a greedy agent."""
-    greedy = {role: {"temperature": 0.0} for role in ("evaluation", "critique", "refine")}
+    greedy = {role: {"temperature": 0.0} for role in ("evaluation", "critic", "refine")}
     options = dict(action_format="text", max_completion_length=48, role_sampling=greedy)
     return agent_class.from_pretrained(TINY_MODEL, device="cpu", **options)
 

@@ -19,7 +19,7 @@ OBEYS = {"role": "assistant", "content": "route billing ivory photo noon"}
 @pytest.fixture(scope="module")
 def agent():
     return NLACAgent.from_pretrained(
-        TINY_MODEL, device="cpu", action_format="text", role_sampling={"critique": {"temperature": 0.0}}
+        TINY_MODEL, device="cpu", action_format="text", role_sampling={"critic": {"temperature": 0.0}}
     )
 
 
@@ -42,7 +42,7 @@ def test_what_cannot_be_judged_has_no_reward(agent):
     rewards = CriticReward(agent)([STATE, STATE], [[orphan, ACTION], [ACTION]], log_metric=metrics.__setitem__)
     assert rewards[0] is None and rewards[1] is not None and metrics == {"critic_reward/format_rate": 0.5}
     mute = NLACAgent.from_pretrained(
-        TINY_MODEL, device="cpu", role_sampling={role: {"max_tokens": 1} for role in ("critique", "successor")}
+        TINY_MODEL, device="cpu", role_sampling={role: {"max_tokens": 1} for role in ("critic", "successor")}
     )
     assert CriticReward(mute)([STATE], [[ACTION]]) == [None]
     short = NLACAgent.from_pretrained(TINY_MODEL, device="cpu", action_format="text", max_prompt_length=64)
@@ -59,7 +59,7 @@ def test_calls_of_tools(agent):
         TINY_MODEL,
         device="cpu",
         action_format="tool_call",
-        role_sampling={"critique": {"temperature": 0.0}},
+        role_sampling={"critic": {"temperature": 0.0}},
         tools=[TOOL],
     )
     (reward,) = CriticReward(caller, tools=[TOOL])([STATE], [[said]])

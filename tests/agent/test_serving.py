@@ -26,7 +26,7 @@ from trl_nlac.gateway.server import Server
 from trl_nlac.generation.endpoint import EndpointError
 
 
-GREEDY = {role: {"temperature": 0.0} for role in ("policy", "evaluation", "critique", "refine")}
+GREEDY = {role: {"temperature": 0.0} for role in ("policy", "evaluation", "critic", "refine")}
 STATE = [{"role": "user", "content": f"{DESK.requests[0]} 2"}]
 
 

@@ -23,7 +23,7 @@ PROPOSED = "route billing amber photo noon"
 GREEDY = dict(
     action_format="text",
     max_completion_length=48,
-    role_sampling={role: {"temperature": 0.0} for role in ("evaluation", "critique", "refine")},
+    role_sampling={role: {"temperature": 0.0} for role in ("evaluation", "critic", "refine")},
 )
 VLLM = {"dtype": "float32", "max_model_len": MAX_MODEL_LENGTH}
 SCRIPT = """

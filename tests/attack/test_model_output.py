@@ -209,7 +209,7 @@ class WildGenerator(ScriptedGenerator):
 def test_answers_in_every_role(template, options):
     chat = chat_of(template)
     options = {"action_format": "tool_call", "max_turns": 2, "max_prompt_length": 4096, **options}
-    options["role_sampling"] = {"critique": {"temperature": 1.0}}  # equal questions have answers of their own
+    options["role_sampling"] = {"critic": {"temperature": 1.0}}  # equal questions have answers of their own
     roles = make_roles_of(chat, [], NLACPrompts(), **options)
     sound = "Future: It ends.\nOptimality: No. Look again.\nCorrectness: No. Look again."
     roles.generator = WildGenerator(chat, template, sound)

@@ -167,9 +167,9 @@ class TestWeights:
             trainer.train()
 
     def test_answers_longer_than_the_context_are_refused_for_every_role(self, tmp_path):
-        with pytest.raises(ValueError, match=r"`role_sampling\['critique'\]\['max_tokens'\]=600` leaves no room"):
-            make_trainer(tmp_path, {"role_sampling": {"critique": {"max_tokens": 600}}})
-        trainer = make_trainer(tmp_path, {"role_sampling": {"critique": {"max_tokens": 100}}})
+        with pytest.raises(ValueError, match=r"`role_sampling\['critic'\]\['max_tokens'\]=600` leaves no room"):
+            make_trainer(tmp_path, {"role_sampling": {"critic": {"max_tokens": 600}}})
+        trainer = make_trainer(tmp_path, {"role_sampling": {"critic": {"max_tokens": 100}}})
         assert trainer.args.max_prompt_length == 412  # of 512
 
 

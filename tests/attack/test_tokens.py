@@ -200,7 +200,7 @@ class RoleGenerator(ScriptedGenerator):
     options = RoleOptions(
         action_format="tool_call",
         max_prompt_length=None,
-        role_sampling={role: {"max_tokens": 99} for role in ("critique", "successor")},
+        role_sampling={role: {"max_tokens": 99} for role in ("critic", "successor")},
     )
 
     def generate(self, prompts, sampling, seeds, bar=None):

@@ -156,7 +156,7 @@ class TestCells:
         first = {"learning_rate": 1e-3, "role_sampling": {"successor": {"temperature": 0.5}, "backup": {"min_p": 0.1}}}
         merged = merge_settings(
             first,
-            {"min_p": 0.05, "role_sampling": {"successor": {"min_p": 0.0}, "critique": {"min_p": 0.0}}},
+            {"min_p": 0.05, "role_sampling": {"successor": {"min_p": 0.0}, "critic": {"min_p": 0.0}}},
             {"role_sampling": {"successor": {"temperature": 0.0}}},
         )
         assert merged["role_sampling"] == {
@@ -169,13 +169,13 @@ class TestCells:
 
     def test_changes_of_the_command_line_are_in_the_cell(self, tmp_path, monkeypatch):
         monkeypatch.setattr(run, "make_task", small_task)
-        changes = {"role_sampling": {"critique": {"temperature": 0.5}}, "target_max_age": 3}
+        changes = {"role_sampling": {"critic": {"temperature": 0.5}}, "target_max_age": 3}
         changes["max_completion_length"] = 48
         cell = run.run_cell("service_desk_told", "nlac", 0, make_args(tmp_path), changes)
         acting = cell["acting"]
         assert acting["max_completion_length"] == 48 and not set(acting) & set(cell["settings"])
         assert {**acting, **cell["settings"]}.items() >= {**NLAC, "target_max_age": 3}.items()
-        assert cell["settings"]["role_sampling"] == {"critique": {"temperature": 0.5}}
+        assert cell["settings"]["role_sampling"] == {"critic": {"temperature": 0.5}}
         words = shlex.split(cell["command"])
         assert run.read_settings(words[words.index("10") + 1 :]) == changes
 
@@ -330,7 +330,7 @@ class TestGRPO:
 class TestBlindRefinement:
     def test_critiques_are_about_other_requests(self):
         critiques = [f"Future: {word} win\nOptimality: Yes" for word in ("treasure", "closed", "late")]
-        roles = make_roles(critiques, role_sampling={"critique": {"temperature": 1.0}})
+        roles = make_roles(critiques, role_sampling={"critic": {"temperature": 1.0}})
         action = roles.chat.past_turn("route billing ruby photo noon")
         states = [
             roles.chat.start([{"role": "user", "content": f"{topic} 2"}], None) for topic in ("baku", "dela", "baku")

@@ -57,7 +57,7 @@ class TestAsk:
             return generate(prompts, sampling, given, bar)
 
         roles.generator.generate = noting
-        roles.ask("critique", [transition.state for transition in make_transitions(roles)], parse_critique)
+        roles.ask("critic", [transition.state for transition in make_transitions(roles)], parse_critique)
         assert len(seeds) == 3 and len({(place, seed) for given in seeds for place, seed in enumerate(given)}) == 6
 
     @pytest.mark.parametrize("retries", [0, 1, 5])

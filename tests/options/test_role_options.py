@@ -9,16 +9,16 @@ from trl_nlac.options.role_options import ROLES, RoleOptions
 
 class TestRoleSampling:
     def test_each_role_has_its_own_settings_and_the_general_ones(self):
-        role_sampling = {"backup": {"temperature": 0.0, "max_tokens": 9}, "critique": {"top_p": 0.5, "top_k": 3}}
+        role_sampling = {"backup": {"temperature": 0.0, "max_tokens": 9}, "critic": {"top_p": 0.5, "top_k": 3}}
         samplings = role_samplings(RoleOptions(temperature=0.9, max_completion_length=99, role_sampling=role_sampling))
         assert samplings.keys() == set(ROLES)
         assert (samplings["backup"].temperature, samplings["backup"].max_tokens) == (0, 9)
-        assert (samplings["critique"].top_p, samplings["critique"].top_k) == (0.5, 3)
+        assert (samplings["critic"].top_p, samplings["critic"].top_k) == (0.5, 3)
         others = [samplings[role] for role in ROLES if role not in (*role_sampling, "refine")]
         assert all(sampling == samplings["policy"] for sampling in others)
         assert (samplings["policy"].temperature, samplings["policy"].max_tokens) == (0.9, 99)
 
-    @pytest.mark.parametrize("role", ["backup", "critique"])
+    @pytest.mark.parametrize("role", ["backup", "critic"])
     def test_what_is_greedy_unless_it_is_asked_to_sample(self, role):
         assert role_samplings(RoleOptions(temperature=0.9))[role].temperature == 0
         sampled = role_samplings(RoleOptions(role_sampling={role: {"temperature": 1.0}}))

@@ -120,7 +120,7 @@ class TestCharts:
     def test_tokens_of_each_role(self, tmp_path):
         rows = [
             training_row(step, **{"tokens/generated": 9 * step, "tokens/trained": 70, "tokens/prefilled/act": 8})
-            | {"tokens/generated/act": 2 * step, "tokens/generated/critique": 7 * step}
+            | {"tokens/generated/act": 2 * step, "tokens/generated/critic": 7 * step}
             for step in (1, 2)
         ]
         (chart,) = time_charts(self.read(tmp_path, rows))

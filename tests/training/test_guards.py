@@ -315,7 +315,7 @@ class TestIdle:
 
     def test_one_loss_is_enough(self, tmp_path, caplog):
         """A warning says once that the other one has no examples."""
-        config = {"role_sampling": {"critique": {"max_tokens": 2}}, "max_completion_length": 96}
+        config = {"role_sampling": {"critic": {"max_tokens": 2}}, "max_completion_length": 96}
         trainer = make_trainer(tmp_path, {**self.CONFIG, **config, "max_steps": 5})
         trainer.train()
         assert caplog.text.count("The policy loss had no example in 3 consecutive iterations") == 1
@@ -330,7 +330,7 @@ class TestIdle:
         assert not trainer.idle.has_trained
 
     def test_a_loss_without_a_coefficient_does_not_count(self, tmp_path):
-        config = {"role_sampling": {"critique": {"max_tokens": 2}}, "max_completion_length": 96}
+        config = {"role_sampling": {"critic": {"max_tokens": 2}}, "max_completion_length": 96}
         trainer = make_trainer(tmp_path, {**self.CONFIG, **config, "critic_loss_coef": 0.0})
         with pytest.raises(RuntimeError, match="3 consecutive iterations"):
             trainer.train()

@@ -195,7 +195,7 @@ def predict_futures(roles: Roles, state_actions: list[Prompt], k: int) -> list[l
         raise ValueError(f"`k` must be at least 1, got {k}.")
     if roles.options.single_step:
         raise ValueError("With `single_step=True` the critic judges correctness and predicts no future.")
-    role, parse = ("critique", parse_critique) if roles.options.num_futures == 1 else ("successor", parse_future)
+    role, parse = ("critic", parse_critique) if roles.options.num_futures == 1 else ("successor", parse_future)
     sampling = roles.samplings[role]
     if sampling.temperature == 0 and k > 1:
         sampling = replace(sampling, temperature=1.0)

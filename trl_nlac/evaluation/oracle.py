@@ -64,8 +64,8 @@ def examine_critic(environments: EnvironmentPool, roles: Roles, num_probes: int,
     oracle = environments.oracle
     episodes = [replay(environments, roles, task, actions) for task, actions in oracle.probes(num_probes, seed)]
     transitions = [Transition(episode, len(episode.turns) - 1) for episode in episodes if episode is not None]
-    greedy = {name: Sampling(roles.samplings[name].max_tokens, temperature=0.0) for name in ("critique", "refine")}
-    found = critiques(roles, [transition.state_action for transition in transitions], greedy["critique"])
+    greedy = {name: Sampling(roles.samplings[name].max_tokens, temperature=0.0) for name in ("critic", "refine")}
+    found = critiques(roles, [transition.state_action for transition in transitions], greedy["critic"])
     attempts = [Attempt.of_transition(roles, *pair) for pair in zip(transitions, found, strict=True)]
     refined = refine_attempts(roles, attempts, greedy["refine"])
     judged = [

@@ -162,7 +162,7 @@ def _explicit_futures(roles: Roles, transitions: list[Transition]) -> list[Promp
     acted = {i: action for i, action in enumerate(actions) if action.parsed is not None}
     questions = [critic_prompt(roles, roles.builder.continued(action.prompt, action)) for action in acted.values()]
     of_one = roles.options.num_futures == 1  # otherwise nobody weighs the future of a target
-    judged = roles.ask("critique" if of_one else "successor", questions, parse_critique if of_one else parse_future)
+    judged = roles.ask("critic" if of_one else "successor", questions, parse_critique if of_one else parse_future)
     conversations: list[Prompt | None] = [None] * len(transitions)
     successor_prompts = _successor_prompts(roles, transitions)
     for (i, action), critique in zip(acted.items(), judged, strict=True):

@@ -49,13 +49,13 @@ def critiques(roles: Roles, state_actions: list[Prompt], sampling: Sampling | No
     single_step, k = roles.options.single_step, roles.options.num_futures
     if single_step or k == 1:
         parse = parse_correctness if single_step else parse_critique
-        return roles.ask("critique", [critic_prompt(roles, prompt) for prompt in state_actions], parse, sampling)
+        return roles.ask("critic", [critic_prompt(roles, prompt) for prompt in state_actions], parse, sampling)
     predicted = sample_futures(roles, state_actions, k, "successor", parse_future)
     questions = [
         roles.builder.follow_up(state_action, roles.prompts.question("evaluation", futures=numbered(futures)))
         for state_action, futures in zip(state_actions, predicted, strict=True)
     ]
-    return roles.ask("critique", questions, parse_critique, sampling)
+    return roles.ask("critic", questions, parse_critique, sampling)
 
 
 def sample_futures(

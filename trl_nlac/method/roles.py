@@ -28,7 +28,7 @@ FORMAT_METRICS = {
     "policy": "policy/format_rate",
     "successor": "successor/format_rate",
     "backup": "backup/format_rate",
-    "critique": "critic/format_rate",
+    "critic": "critic/format_rate",
     "refine": "refine/format_rate",
     "correction": "correction/format_rate",
 }
@@ -151,7 +151,7 @@ class Roles:
 
         Args:
             role (`str`):
-                `"policy"`, `"successor"`, `"backup"`, `"critique"`, `"refine"` or `"correction"`.
+                `"policy"`, `"successor"`, `"backup"`, `"critic"`, `"refine"` or `"correction"`.
             prompts (`list[Prompt]`):
                 The prompts.
             parse (`Callable[[str], Any | None]`, *optional*):

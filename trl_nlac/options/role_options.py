@@ -15,12 +15,12 @@ from .documented import documented
 
 
 ROLES_FILE = "nlac_roles.json"
-ROLES = ("policy", "successor", "backup", "critique", "refine", "correction", "evaluation")
+ROLES = ("policy", "successor", "backup", "critic", "refine", "correction", "evaluation")
 ACTION_FORMATS = ["react", "text", "tool_call"]
 # Settings of single roles where `role_sampling` has none. A backup copies the observation, and what it samples wrongly
 # the critic learns. Where outcomes are luck in part, a critic as unsure as they are teaches the policy to guess: its
 # most likely critique is a vote of what it has seen. What the refinement policy leaves out is never tried.
-ROLE_DEFAULTS = {"backup": {"temperature": 0.0}, "critique": {"temperature": 0.0}, "refine": {"min_p": 0.0}}
+ROLE_DEFAULTS = {"backup": {"temperature": 0.0}, "critic": {"temperature": 0.0}, "refine": {"min_p": 0.0}}
 MAX_TOKENS = 10**6  # of an answer
 # Settings of one role, with the range of each, within which the scores of tokens stay finite.
 _SETTINGS = {
@@ -109,11 +109,11 @@ class RoleOptions:
         repetition_penalty (`float`, *optional*, defaults to `1.0`):
             Penalty for tokens that occurred already. `1.0` is none.
         role_sampling (`str`, `dict[str, dict[str, float]]`, *optional*):
-            Settings of single roles in place of the general ones, as `{"backup": {"temperature": 0.0}, "critique":
-            {"max_tokens": 256}}`. Roles are `policy`, `successor`, `backup`, `critique`, `refine`, `correction` and
+            Settings of single roles in place of the general ones, as `{"backup": {"temperature": 0.0}, "critic":
+            {"max_tokens": 256}}`. Roles are `policy`, `successor`, `backup`, `critic`, `refine`, `correction` and
             `evaluation` (the policy in evaluation, which starts from the settings of `policy`). Settings are
             `max_tokens`, `temperature`, `top_p`, `top_k`, `min_p` and `repetition_penalty`. Unless set here, the
-            temperatures of `backup` and `critique` are 0, and `min_p` of `refine` is 0.
+            temperatures of `backup` and `critic` are 0, and `min_p` of `refine` is 0.
         generation_kwargs (`str`, `dict[str, Any]`, *optional*):
             Additional keyword arguments of [`~transformers.GenerationConfig`], or of vLLM's `SamplingParams`. What has
             an option, as `temperature`, or is set for each answer, as `seed` and `max_tokens`, is refused.

@@ -288,9 +288,8 @@ def _shares(rows: Rows) -> list[Series]:
 
 def _generated(rows: Rows) -> list[Series]:
     """Make a curve of the generated tokens of each role."""
-    colors = {**_ROLES, "critique": _ROLES["critic"]}
     roles = {name: name.split("/")[-1] for name in _names(rows, "tokens/generated/")}
-    return [_curve(rows, name, ROLE_NAMES.get(of, of), colors.get(of, "grey")) for name, of in roles.items()]
+    return [_curve(rows, name, ROLE_NAMES.get(of, of), _ROLES.get(of, "grey")) for name, of in roles.items()]
 
 
 def _thinned(values: list[float]) -> list[float]:

@@ -16,7 +16,7 @@ from ..terminal import printable
 
 logger = logging.getLogger(__name__)
 
-ROLE_NAMES = {"act": "acting", "policy": "policy, not acting", "critique": "critic", "score": "verdict scores"}
+ROLE_NAMES = {"act": "acting", "policy": "policy, not acting", "score": "verdict scores"}
 TOKEN_KINDS = ("generated", "prefilled", "cached", "trained")
 
 
