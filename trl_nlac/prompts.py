@@ -58,30 +58,28 @@ The examples end here. This is your task:"""
 # The critic, for one future and its judgement in one answer (k = 1)
 
 CRITIQUE = """\
-Take no action now and call no tool. Judge the action you just took: foresee one way in which things may go on from \
-it, until the task has succeeded or failed, then say whether it was the best action. Write these two lines, and \
-nothing else:
-Future: <what happens next and how it ends, in a few short sentences>
-Optimality: <"Yes", or "No" and one sentence on what to do instead, argued from that future>"""
+Do not act now, and call no tool. Judge the action you just took, in these two lines:
+Future: <what happens next, and how it ends: with success or failure>
+Optimality: <"Yes" if it was the best action, or "No" and what to do instead, argued from that future>"""
 
 # The critic, for several futures (k > 1): the successor model, and the evaluator that reads all futures
 
 FUTURE = """\
-Take no action now. Foresee one way in which things may go on from the action you just took, until the task has \
-succeeded or failed. Write a few short sentences and call no tool."""
+Do not act now, and call no tool. Foresee in a few short sentences one way in which things may go on from the action \
+you just took, until the task has succeeded or failed."""
 
 EVALUATION = """\
-Take no action now and call no tool. Judge the action you just took. These are ways in which things may go on from it:
+Do not act now, and call no tool. These are ways in which things may go on from the action you just took:
 {futures}
 
-Weigh them against each other. Write these two lines, and nothing else:
+Weigh them against each other, and judge that action, in these two lines:
 Future: <what is most likely to happen, and what else may, in a few short sentences>
-Optimality: <"Yes", or "No" and one sentence on what to do instead, argued from these futures>"""
+Optimality: <"Yes" if it was the best action, or "No" and what to do instead, argued from these futures>"""
 
 # The critic of a task of one step
 
 CORRECTNESS = """\
-Judge the solution you just gave. Write this line, and nothing else:
+Judge the solution you just gave, in this line:
 Correctness: <"Yes", or "No" and where the first error is; a solution not written as the task asks is an error too>"""
 
 # The language Bellman backup
@@ -90,15 +88,15 @@ SUCCESSOR = """\
 Your action led to this observation:
 {next_observation}
 
-Take no action now. Foresee one way in which things may go on from here, until the task has succeeded or failed. \
-Write a few short sentences and call no tool."""
+Do not act now, and call no tool. Foresee in a few short sentences one way in which things may go on from here, until \
+the task has succeeded or failed."""
 
 STEP_REWARD = "The reward of this step is {reward}."
 
 BACKUP = """\
-Now judge the action that led to this observation; call no tool. Write these two lines, and nothing else:
-Future: <the observation, then what you foresaw after it, up to success or failure; what comes first matters most>
-Optimality: <only "Yes" if it was the best action, else "No" and one sentence on what to do instead>"""
+Judge the action that led to this observation, in these two lines:
+Future: <the observation, then what you foresaw after it, up to success or failure>
+Optimality: <"Yes" if it was the best action, or "No" and what to do instead, argued from that future>"""
 
 _ENDED = """\
 Your action led to this observation, and the task ended with it:
@@ -109,9 +107,9 @@ The final score is {score}; a score of {success_threshold} or more is a success.
 BACKUP_TERMINATED = f"""\
 {_ENDED}
 
-Now judge the action; call no tool. Write these two lines, and nothing else:
+Judge that action, in these two lines:
 Future: <the observation, and how the task ended>
-Optimality: <only "Yes" if it was the best action, else "No" and one sentence on what to do instead>"""
+Optimality: <"Yes" if it was the best action, or "No" and what to do instead, argued from that future>"""
 
 BACKUP_FUTURE = """\
 Now tell what follows from the action that led to this observation: the observation, then what you foresaw after it, \
@@ -126,16 +124,14 @@ judge, and call no tool."""
 BACKUP_CORRECTNESS = """\
 The final score of your solution is {score}; a score of {success_threshold} or more is right. It has {outcome}.
 
-Judge the solution. Write this line, and nothing else:
-Correctness: <only "Yes" if it is right, else "No" and where the first error is; not written as the task asks is an \
-error too>"""
+Judge the solution, in this line:
+Correctness: <"Yes", or "No" and where the first error is; a solution not written as the task asks is an error too>"""
 
 # The refinement policy
 
 REFINE = """\
-Take your last action back and choose an action in its place, which does not come after it. Use its judgement: do \
-what it says to do instead, or repeat the action if it was the best one. Mention neither the last action nor its \
-judgement. Write the action in exactly this form, and nothing else:
+Take your last action back, and act anew: do what its judgement says to do instead, or repeat it if it was the best. \
+Mention neither. Write the action in exactly this form, and nothing else:
 {action_format}"""
 
 # Reasoning models: the chain of thought of a training target must not know what the prompt in training does not show
@@ -179,19 +175,18 @@ WORKED_EXAMPLES: list[dict[str, str]] = [
         "succeeds.\nOptimality: Yes",
     },
     {
-        "task": "A customer writes: I was charged twice for one chair. Answer with the name of a desk: billing, "
-        "repairs or returns.",
-        "thought": "Chairs break.",
-        "action": "repairs",
-        "next_observation": "The repairs desk sends the letter back. The customer has left.",
+        "task": "A visitor asks for a book about stars. Name the room of the library: art, history or science.",
+        "thought": "Stars are old.",
+        "action": "history",
+        "next_observation": "The visitor finds nothing about stars there, and leaves.",
         "score": "0",
         "success_threshold": "1",
         "outcome": "failed",
-        "backup_terminated": "Future: The repairs desk sends the letter back. The customer has left, and the task "
-        "failed.\nOptimality: No. Choose billing, because a charge is wrong.",
-        "refine_thought": "A charge is wrong.",
-        "refine": "billing",
-        "critique": "Future: The billing desk pays the second charge back, and the task succeeds.\nOptimality: Yes",
+        "backup_terminated": "Future: The visitor finds nothing about stars there, and leaves. The task failed.\n"
+        "Optimality: No. Name science, because stars are a part of it.",
+        "refine_thought": "Stars are a part of science.",
+        "refine": "science",
+        "critique": "Future: The visitor finds a book about stars there, and the task succeeds.\nOptimality: Yes",
     },
 ]
 # The same where a task is a single step.
@@ -247,7 +242,7 @@ _OF_EXAMPLES += ("score", "success_threshold", "outcome")
 # Prompts whose answers it can have, in the order in which it has them.
 _ANSWERED = ("critique", "future", "evaluation", "correctness", "refine", "successor", "backup", "backup_terminated")
 _ANSWERED += ("backup_future", "backup_future_terminated", "backup_correctness")
-_NUM_REPEATED = 6  # words in a row, which an answer seldom shares with its question by chance
+_NUM_REPEATED = 8  # words in a row, which an answer seldom shares with its question by chance
 
 
 def render(template: str, **values: str) -> str:

@@ -7,7 +7,7 @@ steps of several kinds (text, ReAct, tools), with the same seeds, so that a role
 
     python -m benchmarks.formats.run --json benchmarks/results/formats.json
 
-Meaning is computed from what is known of a step. No answer repeats six words of a prompt or of a worked example. A
+Meaning is computed from what is known of a step. No answer repeats eight words of a prompt or of a worked example. A
 critique's advice does not begin with the criticised action. A Bellman target repeats half of the words that were
 observed, and if the task ended, its verdict agrees with the score. A refined action differs from the action, and has
 what its critique told it to do.

@@ -70,7 +70,7 @@ def test_the_teacher_is_right_in_every_role(taught):
     desk, roles, transitions = taught
     oracle = SpokenDesk(desk).oracle
     answers = sound_answers(roles, transitions)
-    assert {"policy", "critique", "backup", "refine"} == answers.keys()
+    assert {"policy", "critic", "backup", "refine"} == answers.keys()
     assert all(rate == 1.0 for name, rate in roles.take_metrics().items() if name.endswith("format_rate"))
     verdicts = set()
     for transition, target in zip(transitions, answers["backup"], strict=True):
@@ -81,7 +81,7 @@ def test_the_teacher_is_right_in_every_role(taught):
         verdicts.add(target.parsed.optimal)
     assert verdicts == {True, False}
     of_next = [transition for transition in transitions if not transition.terminated]  # they make the targets
-    of_attempts = answers["critique"][len(of_next) :]
+    of_attempts = answers["critic"][len(of_next) :]
     for transition, critique in zip(transitions, of_attempts, strict=True):
         action = read_transcript(roles.chat.tokenizer, critique.prompt.ids)[-2]["content"]
         assert oracle.future_is_right(transition, action, critique.parsed.future)
@@ -116,7 +116,7 @@ def test_desks_with_handbooks_are_read_by_the_teacher_and_judged_by_the_oracle(s
     answers = sound_answers(roles, transitions)
     of_next = [transition for transition in transitions if not transition.terminated]  # they make the targets
     refined = iter(answers["refine"])
-    for transition, critique in zip(transitions, answers["critique"][len(of_next) :], strict=True):
+    for transition, critique in zip(transitions, answers["critic"][len(of_next) :], strict=True):
         worlds.add(transition.episode.task["desk"])
         action = read_transcript(roles.chat.tokenizer, critique.prompt.ids)[-2]["content"]
         assert oracle.future_is_right(transition, action, critique.parsed.future)
@@ -215,7 +215,7 @@ def test_form_and_meaning_of_every_role():
     rows = [row for row in json.loads(CONVERSATIONS.read_text()) if row["action_format"] == "text"]
     steps = sum(len(row["advice"]) for row in rows)
     advised = [f"{step['action_has']} please" for row in rows for step in row["advice"]]
-    yes, echo = "Future: It works.\nOptimality: Yes", "Write these two lines, and nothing else."
+    yes, echo = "Future: It works.\nOptimality: Yes", "Do not act now, and call no tool."
     critiques = [yes, f"{yes}\n{echo}", *[yes] * (steps - 2)]
     backups = [f"Future: {turn['content']}\nOptimality: Yes" for row in rows for turn in row["messages"][2::2]]
     going_on = sum(len(row["advice"]) - 1 for row in rows)  # steps after which the policy acts and is criticised

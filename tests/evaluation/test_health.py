@@ -63,10 +63,10 @@ class TestHealth:
 
     def test_words_of_the_prompt_that_come_back(self):
         """As small models write them after their answer, or in its place."""
-        echo = "Future: It opens.\nOptimality: Yes\nWrite these two lines, and nothing else."
+        echo = "Future: It opens.\nOptimality: Yes\nDo not act now, and call no tool."
         texts = [echo, "Future: It opens.\nOptimality: Yes"]
         targets = [Answer(None, (), text, Critique("It opens.", True)) for text in texts]
-        repaired = "Go left. Mention neither the last action nor its judgement."
+        repaired = "Go left. Write the action in exactly this form, and nothing else."
         said = [Refinement("a", Critique("", False), Answer(None, (), text, text)) for text in (repaired, "Go left.")]
         metrics = health_metrics(ROLES, [Transition(make_episode(), 0)] * 2, targets, said)
         assert metrics["health/prompt_echoed"] == 0.5

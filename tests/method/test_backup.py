@@ -73,7 +73,7 @@ class TestBellmanTargets:
     def test_explicit_bootstrap_samples_as_the_policy_and_the_critic_do(self):
         """The next action is the policy's own, and its future the critic's (equation 1)."""
         future = "Future: refused needs photo lose\nOptimality: No use photo"
-        limits = {"policy": 11, "successor": 7, "critique": 13, "backup": 17}
+        limits = {"policy": 11, "successor": 7, "critic": 13, "backup": 17}
         role_sampling = {role: {"max_tokens": number, "temperature": number / 10} for role, number in limits.items()}
         roles = make_roles(["route billing amber badge noon", future, CRITIQUE], role_sampling=role_sampling)
         roles.samplings["policy"] = replace(roles.samplings["policy"], regex="route .*")

@@ -15,7 +15,7 @@ from trl_nlac.types import RunRefused
 CPU = torch.device("cpu")
 
 
-ASKED = "Critique? route legal amber ticket noon dusk"
+ASKED = "Critique? route legal amber ticket noon dusk route legal"
 
 
 def choose(answers: list[str], caplog):

@@ -33,7 +33,7 @@ class TestRoleSampling:
         assert (samplings["evaluation"].max_tokens, samplings["evaluation"].temperature) == (7, 0)
         assert samplings["policy"].temperature == 0.5
 
-    @pytest.mark.parametrize("role", ["successor", "backup", "critique"])
+    @pytest.mark.parametrize("role", ["successor", "backup", "critic"])
     @pytest.mark.parametrize(("settings", "expected"), [({}, 0.05), ({"min_p": 0.0}, None), ({"min_p": 0.2}, 0.2)])
     def test_a_role_can_sample_tokens_that_the_policy_leaves_out(self, role, settings, expected):
         samplings = role_samplings(RoleOptions(min_p=0.05, role_sampling={role: settings}))
@@ -47,7 +47,7 @@ class TestRoleSampling:
     @pytest.mark.parametrize(
         ("role_sampling", "message"),
         [
-            ({"critic": {}}, "`role_sampling` names the role 'critic'. Roles are: policy, successor, backup,"),
+            ({"critique": {}}, "`role_sampling` names the role 'critique'. Roles are: policy, successor, backup,"),
             (
                 {"backup": {"max_length": 3}},
                 r"`role_sampling\['backup'\]` has the setting 'max_length'. Settings are: max_",
