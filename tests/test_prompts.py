@@ -178,7 +178,9 @@ class TestNLACPrompts:
                     parsed = {"backup_terminated": parse_critique, "backup_correctness": parse_correctness}[name]
                     assert parsed(example[name]).optimal == (example["score"] == "1")
         (repeats,) = prompts.repeated_in(["Well: " + examples[0]["task"]])
-        assert repeats and prompts.repeated_in(["Search the shelf.", "in these two lines:\nFuture: <what happens next"]) == [
+        assert repeats and prompts.repeated_in(
+            ["Search the shelf.", "and nothing else:\nFuture: <what happens next and how"]
+        ) == [
             False,
             True,
         ]

@@ -58,28 +58,30 @@ The examples end here. This is your task:"""
 # The critic, for one future and its judgement in one answer (k = 1)
 
 CRITIQUE = """\
-Do not act now, and call no tool. Judge the action you just took, in these two lines:
-Future: <what happens next, and how it ends: with success or failure>
-Optimality: <"Yes" if it was the best action, or "No" and what to do instead, argued from that future>"""
+Take no action now and call no tool. Judge the action you just took: foresee one way in which things may go on from \
+it, until the task has succeeded or failed, then say whether it was the best action. Write these two lines, and \
+nothing else:
+Future: <what happens next and how it ends, in a few short sentences>
+Optimality: <"Yes", or "No" and one sentence on what to do instead, argued from that future>"""
 
 # The critic, for several futures (k > 1): the successor model, and the evaluator that reads all futures
 
 FUTURE = """\
-Do not act now, and call no tool. Foresee in a few short sentences one way in which things may go on from the action \
-you just took, until the task has succeeded or failed."""
+Take no action now. Foresee one way in which things may go on from the action you just took, until the task has \
+succeeded or failed. Write a few short sentences and call no tool."""
 
 EVALUATION = """\
-Do not act now, and call no tool. These are ways in which things may go on from the action you just took:
+Take no action now and call no tool. Judge the action you just took. These are ways in which things may go on from it:
 {futures}
 
-Weigh them against each other, and judge that action, in these two lines:
+Weigh them against each other. Write these two lines, and nothing else:
 Future: <what is most likely to happen, and what else may, in a few short sentences>
-Optimality: <"Yes" if it was the best action, or "No" and what to do instead, argued from these futures>"""
+Optimality: <"Yes", or "No" and one sentence on what to do instead, argued from these futures>"""
 
 # The critic of a task of one step
 
 CORRECTNESS = """\
-Judge the solution you just gave, in this line:
+Judge the solution you just gave. Write this line, and nothing else:
 Correctness: <"Yes", or "No" and where the first error is; a solution not written as the task asks is an error too>"""
 
 # The language Bellman backup
@@ -88,15 +90,15 @@ SUCCESSOR = """\
 Your action led to this observation:
 {next_observation}
 
-Do not act now, and call no tool. Foresee in a few short sentences one way in which things may go on from here, until \
-the task has succeeded or failed."""
+Take no action now. Foresee one way in which things may go on from here, until the task has succeeded or failed. \
+Write a few short sentences and call no tool."""
 
 STEP_REWARD = "The reward of this step is {reward}."
 
 BACKUP = """\
-Judge the action that led to this observation, in these two lines:
-Future: <the observation, then what you foresaw after it, up to success or failure>
-Optimality: <"Yes" if it was the best action, or "No" and what to do instead, argued from that future>"""
+Now judge the action that led to this observation; call no tool. Write these two lines, and nothing else:
+Future: <the observation, then what you foresaw after it, up to success or failure; what comes first matters most>
+Optimality: <only "Yes" if it was the best action, else "No" and one sentence on what to do instead>"""
 
 _ENDED = """\
 Your action led to this observation, and the task ended with it:
@@ -107,9 +109,9 @@ The final score is {score}; a score of {success_threshold} or more is a success.
 BACKUP_TERMINATED = f"""\
 {_ENDED}
 
-Judge that action, in these two lines:
+Now judge the action; call no tool. Write these two lines, and nothing else:
 Future: <the observation, and how the task ended>
-Optimality: <"Yes" if it was the best action, or "No" and what to do instead, argued from that future>"""
+Optimality: <only "Yes" if it was the best action, else "No" and one sentence on what to do instead>"""
 
 BACKUP_FUTURE = """\
 Now tell what follows from the action that led to this observation: the observation, then what you foresaw after it, \
@@ -124,14 +126,16 @@ judge, and call no tool."""
 BACKUP_CORRECTNESS = """\
 The final score of your solution is {score}; a score of {success_threshold} or more is right. It has {outcome}.
 
-Judge the solution, in this line:
-Correctness: <"Yes", or "No" and where the first error is; a solution not written as the task asks is an error too>"""
+Judge the solution. Write this line, and nothing else:
+Correctness: <only "Yes" if it is right, else "No" and where the first error is; not written as the task asks is an \
+error too>"""
 
 # The refinement policy
 
 REFINE = """\
-Take your last action back, and act anew: do what its judgement says to do instead, or repeat it if it was the best. \
-Mention neither. Write the action in exactly this form, and nothing else:
+Take your last action back and choose an action in its place, which does not come after it. Use its judgement: do \
+what it says to do instead, or repeat the action if it was the best one. Mention neither the last action nor its \
+judgement. Write the action in exactly this form, and nothing else:
 {action_format}"""
 
 # Reasoning models: the chain of thought of a training target must not know what the prompt in training does not show

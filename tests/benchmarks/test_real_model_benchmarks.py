@@ -215,7 +215,7 @@ def test_form_and_meaning_of_every_role():
     rows = [row for row in json.loads(CONVERSATIONS.read_text()) if row["action_format"] == "text"]
     steps = sum(len(row["advice"]) for row in rows)
     advised = [f"{step['action_has']} please" for row in rows for step in row["advice"]]
-    yes, echo = "Future: It works.\nOptimality: Yes", "Do not act now, and call no tool."
+    yes, echo = "Future: It works.\nOptimality: Yes", "Write these two lines, and nothing else: Future."
     critiques = [yes, f"{yes}\n{echo}", *[yes] * (steps - 2)]
     backups = [f"Future: {turn['content']}\nOptimality: Yes" for row in rows for turn in row["messages"][2::2]]
     going_on = sum(len(row["advice"]) - 1 for row in rows)  # steps after which the policy acts and is criticised

@@ -63,7 +63,7 @@ class TestHealth:
 
     def test_words_of_the_prompt_that_come_back(self):
         """As small models write them after their answer, or in its place."""
-        echo = "Future: It opens.\nOptimality: Yes\nDo not act now, and call no tool."
+        echo = "Future: It opens.\nOptimality: Yes\nWrite these two lines, and nothing else: Future."
         texts = [echo, "Future: It opens.\nOptimality: Yes"]
         targets = [Answer(None, (), text, Critique("It opens.", True)) for text in texts]
         repaired = "Go left. Write the action in exactly this form, and nothing else."
