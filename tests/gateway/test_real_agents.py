@@ -307,13 +307,27 @@ class Reader(ScriptedGenerator):
         return f"It is {word[:7]}." if is_read else call_message([self.call])
 
 
+@pytest.fixture(params=READS)
+def agent(request):
+    """A program from npm, as `examples/scripts/nlac_coding_agent.py` starts it."""
+    if shutil.which(request.param) is None:
+        pytest.skip(f"There is no program {request.param!r} in PATH.")
+    return request.param
+
+
 @pytest.mark.agents
 @pytest.mark.slow
-@pytest.mark.parametrize("agent", READS)
+def test_coding_agents_ask_nothing_else(agent):
+    """Neither for a title nor for what is to be remembered."""
+    roles = make_roles(["It is walrus."], max_prompt_length=2**17)
+    (episode,) = play([{"agent": agent, "word": "walrus"}], AgentEnvironment(SCRIPT["run_agent"]), roles)
+    assert episode.score == 1 and len(episode.turns) == 1 and not episode.segments
+
+
+@pytest.mark.agents
+@pytest.mark.slow
 def test_coding_agents(agent, tmp_path):
-    """Programs from npm, as `examples/scripts/nlac_coding_agent.py` starts them, and what is recorded of them."""
-    if shutil.which(agent) is None:
-        pytest.skip(f"There is no program {agent!r} in PATH.")
+    """Train, and look at what is recorded."""
     tokenizer = make_tokenizer("qwen3")
     shape = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 1}
     shape |= {"num_key_value_heads": 1, "head_dim": 16, "max_position_embeddings": 2**17}
@@ -333,7 +347,7 @@ def test_coding_agents(agent, tmp_path):
     call = format_tool_call(*READS[agent])
     for episode in episodes:
         word = episode.task["word"]
-        assert episode.score == 1 and episode.terminated and not episode.segments  # a title is none
+        assert episode.score == 1 and episode.terminated and not episode.segments
         assert [turn.action for turn in episode.turns] == [call, f"It is {word}."]
         assert f"The word is {word}." in episode.turns[0].next_observation
         assert "note.txt" in episode.opening[-1]["content"] and READS[agent][0] in str(episode.tools)
