@@ -52,7 +52,7 @@ COMMANDS = {
 
 
 def config_files(base_url: str, api_key: str) -> dict[str, Any]:
-    """The configuration files of the agents, below the home folder. Qwen Code reads `OPENAI_*` instead."""
+    """The configuration files of the agents, below the home folder. Qwen Code reads `OPENAI_*`, too."""
     pi = {"baseUrl": base_url, "apiKey": api_key, "api": "openai-completions", "models": [{"id": "policy"}]}
     opencode = {
         "npm": "@ai-sdk/openai-compatible",
@@ -60,6 +60,8 @@ def config_files(base_url: str, api_key: str) -> dict[str, Any]:
         "models": {"policy": {}, "small": {}},
     }
     return {
+        # After an answer it would ask the policy what to remember, which is no part of the task.
+        ".qwen/settings.json": {"memory": {"enableManagedAutoMemory": False}},
         ".pi/agent/models.json": {"providers": {"nlac": pi}},
         # The small model writes titles. It has another name than the policy, so that these are not trained on.
         ".config/opencode/opencode.json": {"small_model": "nlac/small", "provider": {"nlac": opencode}},

@@ -3,6 +3,7 @@
 """Calls of tools, as every chat template that TRL packages writes them, are read as they were, or not at all."""
 
 import functools
+from pathlib import Path
 
 import pytest
 from helpers.testing_utils import CHAT_TEMPLATES, make_roles_of, make_tokenizer
@@ -15,32 +16,22 @@ from trl_nlac.types import Prompt
 
 
 TEXT = {"type": "string"}
-# What a template cannot hold, beside the names of its family.
+# Name, arguments and schema of what is hard to write and to read back, in the order of the columns of the table.
 HARD = {
-    "indented": "    return x\n",
-    "trailing": "x  ",
-    "a line break": "\n",
-    "line breaks": "\n\nx\n\n",
-    "a closing tag": "a</parameter>b</arg_value></tool_call>",
-    "quotes": 'it\'s "q"',
-    "brackets": "a,b)]}c",
-    "a backslash": "a\\nb",
-    "a separator": "é\u2028",
-    "json": '{"a": 1}',
-    "a number": "75001",
-    "null": "null",
-    "nothing": "",
-    "of another type": "true",
+    "spaces": ("edit", {"x": "    return x  \n"}, TEXT),
+    "line breaks": ("edit", {"x": "\n\nx\n\n"}, TEXT),
+    "closing tags": ("edit", {"x": "a</parameter>b</arg_value></tool_call>"}, TEXT),
+    "quotes": ("edit", {"x": 'it\'s "q"'}, TEXT),
+    "a backslash": ("edit", {"x": "a\\nb"}, TEXT),
+    "brackets": ("edit", {"x": "a,b)]}c=\u2028"}, TEXT),
+    "JSON": ("edit", {"x": '{"a": 1}'}, TEXT),
+    "a number": ("edit", {"x": "75001"}, TEXT),
+    "nothing": ("edit", {"x": ""}, TEXT),
+    "null": ("edit", {"x": None}, {"type": ["string", "null"]}),
+    "a key": ("edit", {"a b": "x"}, TEXT),
+    "a name": ("mcp__maps.find-route", {"x": "Paris"}, TEXT),
 }
-LOST = {
-    "glm4moe": ["a closing tag"],
-    "nemotron": ["a closing tag"],
-    "qwen3_5": ["a closing tag"],
-    "qwen3_6": ["a closing tag"],
-    "qwen3_8": ["a closing tag"],
-    "lfm2_2_5": ["quotes"],
-    "lfm2_2_5_vl": [],
-}
+TABLE = (Path(__file__).parent / "exact_calls.md").read_text().splitlines()
 NAMES = [path.stem for path in sorted(CHAT_TEMPLATES.glob("*.jinja")) if "training" not in path.stem]
 
 
@@ -70,26 +61,33 @@ def read_back(template: str, name: str, arguments: dict, tool: dict) -> list | N
     return None if action is None else parse_tool_calls(action)
 
 
-@pytest.mark.parametrize("template", CALLING)
-def test_texts(template):
-    family = max((name for name in LOST if template.startswith(name)), key=len, default="")
-    for kind, text in HARD.items():
-        expected = None if kind in LOST.get(family, []) else [("edit", {"old": text, "new": "y"})]
-        tool = schema("edit", old=TEXT, new=TEXT)
-        assert read_back(template, "edit", {"old": text, "new": "y"}, tool) == expected, kind
+def outcome(template: str, name: str, arguments: dict, of: dict) -> str:
+    arguments = {**arguments, "to": "y"}
+    tool = schema(name, **dict.fromkeys(arguments, of))
+    found = read_back(template, name, arguments, tool)
+    try:
+        choose_format("tool_call", format_of(template).chat, [tool])
+    except ValueError as error:
+        assert "in a way that cannot be read back" in str(error)
+        return "refused"
+    return "exact" if found == [(name, arguments)] else "unread" if found is None else f"wrong: {found}"
 
 
 @pytest.mark.parametrize("template", CALLING)
-@pytest.mark.parametrize("name", ["get-weather", "a.b", "mcp__x-y", "ns:tool"])
-def test_names(template, name):
-    tool = schema(name, city=TEXT)
-    assert read_back(template, name, {"city": "Paris"}, tool) == [(name, {"city": "Paris"})]
-    format_of(template).check_tools([tool])
+def test_the_table(template):
+    """What is refused is refused before training; what is not read is never executed."""
+    row = [template, *(outcome(template, *case) for case in HARD.values())]
+    assert f"| {' | '.join(row)} |" in TABLE and "wrong" not in str(row)
+
+
+def test_the_table_has_all_templates():
+    rows = [row.split(" ")[1] for row in TABLE if row.startswith("| ")]
+    assert rows == ["template", "---", *CALLING]
 
 
 @pytest.mark.parametrize("template", CALLING)
 def test_other_types(template):
-    values = {"integer": 3, "number": 1.5, "boolean": False, "array": ["a", 1], "object": {"a": {"b": 1}}}
+    values = {"integer": 3, "number": 1.5, "boolean": False, "array": ["a", None], "object": {"a": {"b": None}}}
     tool = schema("edit", **{kind: {"type": kind} for kind in values})
     assert read_back(template, "edit", values, tool) == [("edit", values)]
     for names in (["string", "null"], "string"):  # what cannot be written is not read as something else
@@ -102,14 +100,14 @@ def test_other_types(template):
 
 
 @pytest.mark.parametrize("template", CALLING)
-@pytest.mark.parametrize("key", ["a b", "a-b", "é"])
-def test_names_of_parameters_that_are_not_read_back_are_refused_before_training(template, key):
-    tool = schema("edit", **{key: TEXT})
-    if read_back(template, "edit", {key: "x"}, tool) == [("edit", {key: "x"})]:
-        format_of(template).check_tools([tool])
+def test_a_text_in_quotes_stays_one(template):
+    if format_of(template).chat.template.value_pattern is not None:  # `null` and "null" are written alike
         return
-    with pytest.raises(ValueError, match="calls of the tool 'edit'.* in a way that cannot be read back"):
-        choose_format("tool_call", format_of(template).chat, [tool])
+    choices = {"anyOf": [{"type": "null"}, {"type": "string"}]}
+    for text in ("null", "None", "75001", "true"):
+        for of in ({"type": ["integer", "boolean", "null", "string"]}, {"type": "string", "nullable": True}, choices):
+            assert read_back(template, "edit", {"x": text}, schema("edit", x=of)) == [("edit", {"x": text})]
+    assert read_back(template, "edit", {"x": "3"}, schema("edit", x={"type": "integer"})) == [("edit", {"x": 3})]
 
 
 @pytest.mark.parametrize("text", ["    return x\n", "</parameter>", "a\n</parameter>\n<parameter=new>\nb"])

@@ -8,11 +8,23 @@ import shutil
 import sys
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 import torch
-from helpers.testing_utils import DESK, TASKS, make_roles, make_trainer, play, weights
+from helpers.testing_utils import (
+    DESK,
+    TASKS,
+    ScriptedGenerator,
+    make_roles,
+    make_tokenizer,
+    make_trainer,
+    play,
+    weights,
+)
+from transformers import AutoModelForCausalLM, Qwen3Config
 
-from trl_nlac.chat.tool_calls import format_tool_call
+from trl_nlac import NLACPrompts, NLACTrainer
+from trl_nlac.chat.tool_calls import call_message, format_tool_call
 from trl_nlac.environments import AgentEnvironment
 from trl_nlac.environments.embedded import make_environment
 from trl_nlac.environments.embedded.service_desk import TOOL
@@ -145,6 +157,34 @@ def run_langgraph(task, base_url, api_key, streamed=False):
     return desk.reward
 
 
+def run_crewai(task, base_url, api_key):
+    """An `Agent` of CrewAI."""
+    from crewai import LLM, Agent
+    from crewai.tools import tool
+
+    desk = Desk(task["request"])
+    model = LLM("policy", provider="openai", base_url=base_url, api_key=api_key)
+    words = {"role": "clerk", "goal": "Route each request.", "backstory": "You sit at a desk."}
+    Agent(**words, llm=model, tools=[tool(desk.route)], max_iter=3).kickoff(desk.task)
+    return desk.reward
+
+
+async def run_pydantic_ai(task, base_url, api_key, interface):
+    """An `Agent` of pydantic-ai."""
+    from pydantic_ai import Agent, UnexpectedModelBehavior, UsageLimitExceeded, UsageLimits
+    from pydantic_ai.models.openai import OpenAIChatModel, OpenAIResponsesModel
+    from pydantic_ai.providers.openai import OpenAIProvider
+
+    desk = Desk(task["request"])
+    model_class = {"chat": OpenAIChatModel, "responses": OpenAIResponsesModel}[interface]
+    model = model_class("policy", provider=OpenAIProvider(base_url=base_url, api_key=api_key))
+    try:
+        await Agent(model, tools=[desk.route]).run(desk.task, usage_limits=UsageLimits(request_limit=3))
+    except (UsageLimitExceeded, UnexpectedModelBehavior):  # too many requests, or too many wrong calls
+        pass
+    return desk.reward
+
+
 PROGRAM = """
 import json, sys
 sys.path[:0] = {paths!r}
@@ -158,7 +198,10 @@ def train(tmp_path, run_agent, tasks=TASKS, **config) -> list[Episode]:
     """Train for two iterations, and return the episodes."""
     environment = AgentEnvironment(run_agent)
     settings = {"action_format": None, "max_completion_length": 40, "environment_timeout": 60.0, **config}
-    trainer = make_trainer(tmp_path, settings, environment_factory=environment, train_dataset=tasks)
+    return run(make_trainer(tmp_path, settings, environment_factory=environment, train_dataset=tasks))
+
+
+def run(trainer: NLACTrainer) -> list[Episode]:
     before = weights(trainer.model)
     trainer.train()
     episodes = trainer.replay.episodes
@@ -178,6 +221,7 @@ def test_plain_loop(tmp_path):
     assert len(episodes) == 8 and any(len(episode.turns) > 1 for episode in with_calls(episodes))
 
 
+@pytest.mark.agents
 @pytest.mark.parametrize("interface", ["chat", "responses"])
 @pytest.mark.parametrize("streamed", [False, True], ids=["whole", "streamed"])
 def test_openai_agents(tmp_path, interface, streamed):
@@ -190,6 +234,7 @@ def test_openai_agents(tmp_path, interface, streamed):
     assert len(episodes) == 8 and any(len(episode.turns) > 1 for episode in with_calls(episodes))
 
 
+@pytest.mark.agents
 @pytest.mark.parametrize("streamed", [False, True], ids=["whole", "streamed"])
 def test_langgraph(tmp_path, streamed):
     pytest.importorskip("langgraph")
@@ -198,6 +243,32 @@ def test_langgraph(tmp_path, streamed):
     assert len(episodes) == 8 and any(len(episode.turns) > 1 for episode in with_calls(episodes))
 
 
+@pytest.mark.agents
+def test_crewai(tmp_path, monkeypatch):
+    monkeypatch.setenv("CREWAI_DISABLE_TELEMETRY", "true")
+    monkeypatch.setenv("CREWAI_TRACING_ENABLED", "false")
+    pytest.importorskip("crewai")
+    assert len(train(tmp_path, run_crewai)) == 8
+    call = format_tool_call("route", {"team": "amber", "form": "x", "proof": "y", "time": "z"})
+    roles = make_roles([call, "It is done."], action_format="tool_call", max_prompt_length=2**14)
+    (episode,) = play([TASKS[0]], AgentEnvironment(run_crewai), roles)
+    assert [turn.action for turn in episode.turns] == [call, "It is done."] and not episode.segments
+    assert episode.turns[0].next_observation.startswith("refused")
+
+
+@pytest.mark.agents
+@pytest.mark.parametrize("interface", ["chat", "responses"])
+def test_pydantic_ai(tmp_path, interface):
+    pytest.importorskip("pydantic_ai")
+
+    async def run_agent(*args):
+        return await run_pydantic_ai(*args, interface)
+
+    episodes = train(tmp_path, run_agent)
+    assert len(episodes) == 8 and any(len(episode.turns) > 1 for episode in with_calls(episodes))
+
+
+@pytest.mark.agents
 @pytest.mark.parametrize("run_agent", [run_smolagents, run_smolagents_code], ids=["tool calls", "code"])
 def test_smolagents(tmp_path, run_agent):
     pytest.importorskip("smolagents")
@@ -214,30 +285,77 @@ READS = {
 }
 
 
+JUDGED = "Future: The word is not known.\nOptimality: No. Read the note."
+
+
+class Reader(ScriptedGenerator):
+    """Reads the note by a call and answers with its word; judges every action alike, and reads in its place."""
+
+    def __init__(self, trainer: NLACTrainer, call: tuple[str, dict]):
+        super().__init__(trainer.roles.chat, "")
+        self.call = call
+
+    def generate(self, prompts, sampling, seeds, bar=None):
+        questions = [self.chat.tokenizer.decode(p[-1500:]).rpartition("<|im_start|>user")[2] for p in prompts]
+        self.answers = [self.chat.completion(self.answer(question)) for question in questions]
+        return super().generate(prompts, sampling, seeds, bar)
+
+    def answer(self, question: str) -> str | dict:
+        if "Future:" in question or "Foresee" in question:
+            return JUDGED
+        _, is_read, word = question.partition("The word is ")
+        return f"It is {word[:7]}." if is_read else call_message([self.call])
+
+
+@pytest.fixture(params=READS)
+def agent(request):
+    """A program from npm, as `examples/scripts/nlac_coding_agent.py` starts it."""
+    if shutil.which(request.param) is None:
+        pytest.skip(f"There is no program {request.param!r} in PATH.")
+    return request.param
+
+
+@pytest.mark.agents
 @pytest.mark.slow
-@pytest.mark.parametrize("agent", READS)
-class TestCodingAgents:
-    """Programs from npm, as `examples/scripts/nlac_coding_agent.py` starts them."""
+def test_coding_agents_ask_nothing_else(agent):
+    """Neither for a title nor for what is to be remembered."""
+    roles = make_roles(["It is walrus."], max_prompt_length=2**17)
+    (episode,) = play([{"agent": agent, "word": "walrus"}], AgentEnvironment(SCRIPT["run_agent"]), roles)
+    assert episode.score == 1 and len(episode.turns) == 1 and not episode.segments
 
-    @pytest.fixture(autouse=True)
-    def _program(self, agent):
-        if shutil.which(agent) is None:
-            pytest.skip(f"There is no program {agent!r} in PATH.")
 
-    def test_reads_a_file(self, agent):
-        roles = make_roles([format_tool_call(*READS[agent]), "It is walrus."], max_prompt_length=2**17)
-        environment = AgentEnvironment(SCRIPT["run_agent"])
-        (episode,) = play([{"agent": agent, "word": "walrus"}], environment, roles)
-        assert episode.failure is None and episode.score == 1 and episode.terminated
-        assert not episode.segments and len(episode.turns) == 2  # a title is none
-        assert "The word is walrus." in episode.turns[0].next_observation
-        assert "note.txt" in episode.opening[-1]["content"]
-
-    def test_is_trained(self, agent, tmp_path):
-        config = {"max_prompt_length": 2**17, "max_turns": 2, "episodes_per_iteration": 2}
-        config["per_device_train_batch_size"] = 2
-        episodes = train(tmp_path, SCRIPT["run_agent"], SCRIPT["make_tasks"](agent, 4), **config)
-        assert len(episodes) == 4 and all(READS[agent][0] in str(episode.tools) for episode in episodes)
+@pytest.mark.agents
+@pytest.mark.slow
+def test_coding_agents(agent, tmp_path):
+    """Train, and look at what is recorded."""
+    tokenizer = make_tokenizer("qwen3")
+    shape = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 1}
+    shape |= {"num_key_value_heads": 1, "head_dim": 16, "max_position_embeddings": 2**17}
+    options = {"action_format": None, "max_completion_length": 400, "max_prompt_length": 2**16, "max_turns": 3}
+    options |= {"episodes_per_iteration": 2, "per_device_train_batch_size": 2, "audit_samples": 2}
+    trainer = make_trainer(
+        tmp_path,
+        {**options, "environment_timeout": 300.0},
+        model=AutoModelForCausalLM.from_config(Qwen3Config(**shape, vocab_size=len(tokenizer))),
+        processing_class=tokenizer,
+        prompts=NLACPrompts(),
+        environment_factory=AgentEnvironment(SCRIPT["run_agent"]),
+        train_dataset=SCRIPT["make_tasks"](agent, 4),
+    )
+    trainer.roles.generator = Reader(trainer, READS[agent])
+    episodes = run(trainer)
+    call = format_tool_call(*READS[agent])
+    for episode in episodes:
+        word = episode.task["word"]
+        assert episode.score == 1 and episode.terminated and not episode.segments
+        assert [turn.action for turn in episode.turns] == [call, f"It is {word}."]
+        assert f"The word is {word}." in episode.turns[0].next_observation
+        assert "note.txt" in episode.opening[-1]["content"] and READS[agent][0] in str(episode.tools)
+    rows = [row for path in sorted(tmp_path.glob("_audit/*.parquet")) for row in pq.read_table(path).to_pylist()]
+    assert len(episodes) == len(rows) == 4
+    for row in rows:
+        assert (row["critique"], row["target"], row["refined_action"]) == (JUDGED, JUDGED, call)
+        assert row["critic_loss"] > 0 and (row["policy_loss"] is None) == (row["action"] == call)
 
 
 def test_another_model_is_answered_and_not_trained_on():

@@ -192,7 +192,7 @@ class ActionFormat:
         if not calls:
             return None
         # Values can come back in other types where the schema does not say theirs, and are written alike.
-        names, meant = ([(name, list(values)) for name, values in found] for found in (calls, read_calls_of(message)))
+        names, meant = ([(name, set(values)) for name, values in of] for of in (calls, read_calls_of(message)))
         return (
             names == meant and self.chat.completion({**message, **call_message(calls, message["content"])}) == written
         )

@@ -271,6 +271,8 @@ class ChatEncoder:
         text of an answer without one. Empty if a call cannot be parsed, or if there are several and the template shows
         one.
         """
+        if self.template.value_pattern is None:
+            tools = [_without_texts(tool) for tool in tools or []]
         message = self._parse([*prompt_ids, *self.prefill], token_ids, tools)
         if message is None:
             return ""
@@ -463,6 +465,23 @@ def _without_middle(text: str, length: int) -> str:
     """Leave out what stands between the first and the last `length` characters of a text."""
     end = len(text) - length
     return f"{text[:length]} [... {end - length:,} characters left out ...] {text[end:]}"
+
+
+def _without_texts(tool: dict[str, Any]) -> dict[str, Any]:
+    """Leave out the parameters that take texts: where texts are in quotes, the parser must take none for a `null`."""
+    function = tool.get("function", tool)
+    schema = function.get("parameters")
+    properties = schema.get("properties") if isinstance(schema, dict) else None
+    left = {name: of for name, of in properties.items() if not _takes_text(of)} if isinstance(properties, dict) else {}
+    return {"name": function.get("name"), "parameters": {"properties": left}}
+
+
+def _takes_text(schema: Any) -> bool:
+    if not isinstance(schema, dict):
+        return False
+    types = schema.get("type")
+    choices = [*(schema.get("anyOf") or []), *(schema.get("oneOf") or [])]
+    return "string" in (types if isinstance(types, list) else [types]) or any(map(_takes_text, choices))
 
 
 def _from_assistant(message: str | Message) -> Message:

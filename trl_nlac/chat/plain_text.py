@@ -12,7 +12,8 @@ from transformers import AddedToken, PreTrainedTokenizerBase
 
 # Where a tag that others wrote is broken while a template shows it. Marks of ours in their texts are broken, too.
 _BREAK = "NLACBREAK"
-_MARKS = (_BREAK, "NLACMESSAGE")
+NULL = "NLACNULL"  # what stands for `null` in a call while a template shows it
+_MARKS = (_BREAK, NULL, "NLACMESSAGE")
 
 
 class PlainText:

@@ -15,7 +15,7 @@ from transformers import PreTrainedTokenizerBase
 
 from ..private_names import add_response_schema, supports_tool_calling
 from ..types import Message
-from .plain_text import PlainText
+from .plain_text import NULL, PlainText
 from .tool_calls import call_message
 
 
@@ -278,8 +278,9 @@ class ChatTemplate:
 
         def show(calls: list[dict[str, Any]]) -> str:
             replies = [_result(call["function"]["name"], 3) for call in calls]
-            shown = marked | {"tool_calls": calls} if calls else marked
-            return self.render([_user(0), shown, *(replies or [_user(3)])])
+            shown = marked | {"tool_calls": _with_null(calls) if self._null else calls} if calls else marked
+            text = self.render([_user(0), shown, *(replies or [_user(3)])])
+            return text.replace(self._null, "null") if self._null else text
 
         try:
             text = self.plain_text.render(show, message.get("tool_calls") or [])
@@ -371,7 +372,7 @@ class ChatTemplate:
         """Learn how a tool call begins and ends, if the template supports tools and its answers can be parsed."""
         self.calls_tools, self.call_opener, self.call_headers = False, "", {True: [], False: []}
         self.call_close_id = self.call_end_id = self.value_pattern = None
-        self.writes_json = True
+        self.writes_json, self._null = True, ""
         if not supports_tool_calling(self.tokenizer):
             return
         if self.tokenizer.response_template is None:
@@ -382,6 +383,8 @@ class ChatTemplate:
         self.tokenizer.response_template = _exact(self.tokenizer.response_template)
         of_calls = self.tokenizer.response_template["fields"].get("tool_calls", {})
         self.writes_json = not of_calls.get("content_args")
+        for opening, closing in of_calls.get("content_args", {}).get("string_delims", []):  # Gemma 4 writes `None`
+            self._null = f"{opening}{NULL}{closing}"
         if of_calls.get("content") == "xml-inline":
             self.value_pattern = regex.compile(of_calls["content_args"]["tag_pattern"], regex.DOTALL)
         result = _result("NLACTOOL", 2)
@@ -452,6 +455,14 @@ def _exact(template: Any) -> Any:
         for inexact, exact in _EXACT.items():
             template = template.replace(inexact, exact)
     return template
+
+
+def _with_null(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _with_null(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_with_null(item) for item in value]
+    return NULL if value is None else value
 
 
 def _described(tool: dict[str, Any]) -> dict[str, Any]:
