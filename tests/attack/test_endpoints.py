@@ -3,6 +3,7 @@
 
 """Odd servers behind an OpenAI endpoint: each gives one line that names the server and what it did."""
 
+import asyncio
 import json
 import threading
 import time
@@ -16,10 +17,11 @@ from helpers.cli_utils import ENVIRONMENT
 from helpers.http_utils import JSONHandler
 from transformers import AutoTokenizer
 
+from trl_nlac import JudgeReward
 from trl_nlac.cli.main import main
+from trl_nlac.environments import EnvironmentFailure
 from trl_nlac.environments.embedded import TINY_MODEL
-from trl_nlac.generation.endpoint import ChatEndpoint, EndpointEngine, EndpointError
-from trl_nlac.generation.generator import Sampling
+from trl_nlac.generation.endpoint import EndpointEngine, EndpointError
 
 
 MODEL = {"id": "me", "object": "model", "created": 0, "owned_by": "vllm"}
@@ -177,10 +179,9 @@ def tokenizer():
     return AutoTokenizer.from_pretrained(TINY_MODEL)
 
 
-def check(error: pytest.ExceptionInfo) -> None:
+def check(message: str, place: str = " at `backend='http://<hidden>@127.0.0.1:") -> None:
     """One line of readable length that names the server and gives away no secret."""
-    message = str(error.value)
-    assert " at `backend='http://<hidden>@127.0.0.1:" in message
+    assert place in message
     assert message.isprintable() and len(message) < 700
     assert "password1" not in message and SECRET not in message
 
@@ -193,7 +194,7 @@ def load(url: str, tokenizer) -> EndpointEngine:
 def test_lists_of_models(name, tokenizer):
     with OddServer({}, {**BODIES, **LISTS}[name]).running() as url, pytest.raises(EndpointError) as error:
         load(url, tokenizer)
-    check(error)
+    check(str(error.value))
 
 
 @pytest.mark.parametrize("name", [*BODIES, *CHOICES, *COMPLETIONS])
@@ -202,7 +203,7 @@ def test_completions(name, tokenizer):
         engine = load(url, tokenizer)
         with pytest.raises(EndpointError) as error:
             engine.generate([[1, 2], [3]], [PARAMS, PARAMS], None, None)
-    check(error)
+    check(str(error.value))
 
 
 @pytest.mark.parametrize("owner", ["vllm", "me"])
@@ -213,16 +214,15 @@ def test_scores(name, owner, tokenizer):
         engine = load(url, tokenizer)
         with pytest.raises(EndpointError) as error:
             engine.score([[1, 2]], [[3, 4]])
-    check(error)
+    check(str(error.value))
 
 
 @pytest.mark.parametrize("name", [*BODIES, *CHOICES, *MESSAGES])
-def test_chats(name):
+def test_judges(name):
     with OddServer({**BODIES, **CHOICES, **MESSAGES}[name]).running() as url:
-        model = ChatEndpoint(url, "me", 4, **CLIENT)
-        with pytest.raises(EndpointError) as error:
-            model.answer([[{"role": "user", "content": "situ"}]], Sampling(max_tokens=8), [1])
-    check(error)
+        (failure,) = asyncio.run(JudgeReward(url, "Short answers.", "me", **CLIENT)(["situ"], ["route"]))
+    assert isinstance(failure, EnvironmentFailure)
+    check(str(failure), place="the judge 'me' at http://<hidden>@127.0.0.1:")
 
 
 def test_what_is_merely_unusual(tokenizer):
@@ -239,12 +239,8 @@ def test_what_is_merely_unusual(tokenizer):
         assert completion.token_ids == [1] * 8 and not completion.finished
         server.answer = choice(token_ids=[])
         assert engine.generate([[1]], [PARAMS], None, None)[0].token_ids == []
-        server.answer = chat({"role": "assistant", "content": None, "tool_calls": []})
-        model = ChatEndpoint(url, "me", 4, **CLIENT)
-        asked = ([[{"role": "user", "content": "situ"}]], Sampling(max_tokens=8), [1])
-        assert model.answer(*asked) == [("", True)]
-        server.answer = chat({"role": "assistant", "content": "a\udfffb"})
-        assert model.answer(*asked) == [("a?b", True)]
+        server.answer = chat({"role": "assistant", "content": "Fine.\udfff\nScore: 3"})
+        assert asyncio.run(JudgeReward(url, "Short answers.", "me", **CLIENT)(["situ"], ["route"])) == [0.3]
 
 
 def test_a_command_says_it_in_one_line(tmp_path, monkeypatch, capsys):

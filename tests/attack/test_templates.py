@@ -27,6 +27,7 @@ ENDLESS = {
     "output": "{{ 'lo ' * 10**6 }}",
     "a number": "{{ 9 ** (9 ** 9) }}",
     "a loop where thinking is off": "{% if enable_thinking is defined %}" + LOOP + "{% endif %}",
+    "a loop beside tools": "{% if tools %}" + LOOP + "{% endif %}",
 }
 ODD = {
     "include": "{% include '/etc/passwd' %}",

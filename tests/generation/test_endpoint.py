@@ -2,12 +2,10 @@
 
 """An agent whose model is on a server. `test_vllm_agent.py` has the same with real vLLM."""
 
-import json
 import math
 
 import pytest
 import torch
-from helpers.chat_server import ChatServer, answers_at_a_time
 from helpers.completions_server import CompletionsServer
 from transformers import AutoTokenizer
 
@@ -15,9 +13,8 @@ from trl_nlac import NLACAgent
 from trl_nlac.chat.encoder import ChatEncoder
 from trl_nlac.environments.embedded import COMPACT_PROMPTS, TINY_MODEL
 from trl_nlac.episodes.worker import EnvironmentWorker
-from trl_nlac.generation.endpoint import ChatEndpoint, EndpointEngine
+from trl_nlac.generation.endpoint import EndpointEngine
 from trl_nlac.generation.engine import FixedGenerator
-from trl_nlac.generation.generator import Sampling
 from trl_nlac.options.role_options import RoleOptions
 
 
@@ -168,26 +165,3 @@ def test_other_threads_can_ask(server):
         finally:
             worker.stop()
         assert len(here) == len(there) == len(agent.act_all(STATES)) == len(STATES)
-
-
-class TestChat:
-    def test_what_is_sent(self):
-        """What every server knows, with seeds of 31 bits."""
-        server = ChatServer(lambda messages: "Good.")
-        with server.running() as url:
-            sampling = Sampling(8, temperature=0.5, top_p=0.9, min_p=0.1)
-            answers = ChatEndpoint(url, "teacher", 2).answer(STATES[:2], sampling, [3, 2**31 + 4])
-        assert answers == [("Good.", True)] * 2
-        sent = sorted(server.requests, key=lambda request: request["seed"])
-        common = {"model": "teacher", "max_completion_tokens": 8, "temperature": 0.5, "top_p": 0.9}
-        assert sent == [{**common, "messages": STATES[i], "seed": seed} for i, seed in enumerate((3, 4))]
-
-    def test_an_answer_that_was_cut_has_not_ended(self):
-        choice = {"message": {"role": "assistant", "content": "Go"}, "finish_reason": "length"}
-        with ChatServer(lambda messages: json.dumps({"choices": [choice]}).encode()).running() as url:
-            assert ChatEndpoint(url, "teacher", 2).answer(STATES[:1], Sampling(1), [0]) == [("Go", False)]
-
-    def test_no_more_requests_at_a_time_than_allowed(self):
-        with ChatServer(answers_at_a_time(2, "Good.")).running() as url:
-            answers = ChatEndpoint(url, "teacher", 2).answer([*STATES, *STATES], Sampling(8), [*range(8)])
-        assert answers == [("Good.", True)] * 8

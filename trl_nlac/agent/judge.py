@@ -34,7 +34,7 @@ reasons in a few sentences first. Then end with one line `Score: N`, where N is 
 of the criteria, to {best}, which meets all of them."""
 QUESTION = "=====\n{conversation}\n====="
 _SCORE = re.compile(
-    r"^\W*Score\W*?(?<![-−])(\d+(?:\.\d+)?)\W*(?:(?:/|out of)\s*10\W*)?$", re.IGNORECASE | re.MULTILINE
+    r"^[^\w\n]*Score\W*?(?<![-−])(\d+(?:\.\d+)?)\W*(?:(?:/|out of)\s*10\W*)?$", re.IGNORECASE | re.MULTILINE
 )
 
 

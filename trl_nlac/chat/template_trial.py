@@ -22,6 +22,7 @@ _CONVERSATIONS = (
     [{"role": "system", "content": "C"}, _USER],
     [_USER, call_message([("D", {"x": "1"})]), {"role": "tool", "name": "D", "content": "E"}],
 )
+_TOOL = {"type": "function", "function": {"name": "D", "parameters": {}}}
 _tried: set[str] = set()
 
 
@@ -50,7 +51,7 @@ def _try_out(tokenizer: PreTrainedTokenizerBase, kwargs: dict[str, Any]) -> NoRe
     is_too_large = False
     try:
         _limit()
-        for messages, more in product(_CONVERSATIONS, ({}, {"enable_thinking": False})):
+        for messages, more in product(_CONVERSATIONS, ({}, {"enable_thinking": False}, {"tools": [_TOOL]})):
             options = {**kwargs, **more, "tokenize": False, "add_generation_prompt": True}
             try:
                 is_too_large |= len(tokenizer.apply_chat_template(messages, **options)) > CHARACTERS

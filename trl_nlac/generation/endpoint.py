@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""A server with OpenAI's interface: completions of prompts as tokens, such as vLLM's, or chat with messages."""
+"""A server with OpenAI's interface: completions of prompts as tokens, such as vLLM's."""
 
 import asyncio
 import json
@@ -16,9 +16,8 @@ from transformers import PreTrainedTokenizerBase
 
 from ..event_loop import Coroutines
 from ..secrets import hide_in_text, remember_secrets
-from ..types import Message
 from .engine import Adapter, forced, score_by_token
-from .generator import Completion, Sampling
+from .generator import Completion
 
 
 _OPENAI = ("max_tokens", "temperature", "top_p", "seed", "logprobs", "echo")
@@ -112,44 +111,6 @@ class Endpoint:
             raise EndpointError(
                 f"The server at {self._place} does not answer as OpenAI's interface does: {_shown(error)}"
             ) from error
-
-
-class ChatEndpoint(Endpoint):
-    """A model on a server that is given messages, so that its tokenizer need not be known."""
-
-    def answer(
-        self, conversations: list[list[Message]], sampling: Sampling, seeds: list[int]
-    ) -> list[tuple[str, bool]]:
-        """
-        Answer conversations, all at once. Of `sampling`, only the temperature, `top_p` and the length are sent, which
-        every server knows.
-
-        Args:
-            conversations (`list[list[dict[str, Any]]]`):
-                Messages of each conversation.
-            sampling ([`~generation.generator.Sampling`]):
-                How to sample.
-            seeds (`list[int]`):
-                Seed of each answer; servers need not heed it.
-
-        Returns:
-            `list[tuple[str, bool]]`: the text of each answer, and whether it ended before the limit of tokens.
-        """
-
-        async def ask(messages: list[Message], seed: int) -> tuple[str, bool]:
-            async with self._slots, self._named_errors():
-                request = self.client.chat.completions.with_raw_response.create(
-                    model=self.model,
-                    messages=messages,
-                    max_completion_tokens=sampling.max_tokens,
-                    temperature=sampling.temperature,
-                    top_p=sampling.top_p,
-                    seed=seed % 2**31,
-                )
-                choice = _choice(await read_body(request))
-                return _said(choice), choice.get("finish_reason") == "stop"
-
-        return _REQUESTS.run(_together(ask, conversations, seeds))
 
 
 class EndpointEngine(Endpoint):
@@ -253,12 +214,7 @@ def read_said(body: dict[str, Any]) -> str:
     Raises:
         OddAnswer: If the object in an answer is not that of a chat model.
     """
-    return _said(_choice(body))
-
-
-def _said(choice: dict[str, Any]) -> str:
-    """Return the text of a choice's message."""
-    message = choice.get("message")
+    message = _choice(body).get("message")
     if not isinstance(message, dict) or not isinstance(message.get("content") or "", str):
         raise OddAnswer("its choice has no message with text")
     return _valid(message.get("content") or "")
