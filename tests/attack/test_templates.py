@@ -8,12 +8,13 @@ from pathlib import Path
 
 import pytest
 from helpers.cli_utils import ENVIRONMENT
-from transformers import AutoTokenizer
+from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer
 
 from trl_nlac.chat import template_trial
 from trl_nlac.chat.encoder import ChatEncoder
 from trl_nlac.cli.main import main
 from trl_nlac.environments.embedded import TINY_MODEL
+from trl_nlac.episodes.rewards import RewardModel
 
 
 GOOD = AutoTokenizer.from_pretrained(TINY_MODEL).chat_template
@@ -60,12 +61,23 @@ def tokenizer_with(template: str):
     return tokenizer
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="only Linux has these limits")
+limited = pytest.mark.skipif(sys.platform != "linux", reason="only Linux has these limits")
+
+
+@limited
 @pytest.mark.parametrize("name", ENDLESS)
 def test_templates_without_an_end(name, monkeypatch):
     monkeypatch.setattr(template_trial, "SECONDS", 1)
     with pytest.raises(ValueError, match="The chat template .* takes more than"):
         ChatEncoder(tokenizer_with(ENDLESS[name] + GOOD))
+
+
+@limited
+def test_a_reward_model():
+    config = AutoConfig.from_pretrained(TINY_MODEL, num_labels=1)
+    model = AutoModelForSequenceClassification.from_config(config)
+    with pytest.raises(ValueError, match="The chat template .* takes more than"):
+        RewardModel(model, tokenizer_with(ENDLESS["output"]))
 
 
 @pytest.mark.parametrize("where", WHERE)
@@ -82,6 +94,7 @@ def test_odd_templates(name, where, tmp_path, monkeypatch):
     assert not any(tmp_path.iterdir())
 
 
+@limited
 @pytest.mark.parametrize("command", ["evaluate", "serve"])
 def test_a_folder(command, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(template_trial, "SECONDS", 1)
