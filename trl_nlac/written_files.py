@@ -48,10 +48,7 @@ def append_line(path: str | Path, line: str) -> None:
 
 
 def refuse_link(path: Path) -> None:
-    """
-    Raises:
-        RunRefused: If the file is a link.
-    """
+    """Refuse a file that is a link, with [`RunRefused`]."""
     if path.is_symlink():
         raise RunRefused(f"{str(path)!r} is a link, which no run makes. Remove it.")
 

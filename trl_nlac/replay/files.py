@@ -120,8 +120,7 @@ def _row(stored: StoredEpisode) -> dict[str, Any]:
 def _episode(row: dict[str, Any], token_ids: np.ndarray) -> Episode:
     parsed = {name: json.loads(row[name]) for name in ("task", "opening", "tools", "messages")}
     objects = (parsed["task"], *parsed["opening"], *parsed["tools"], *parsed["messages"])
-    if not all(isinstance(value, dict) for value in objects):
-        raise TypeError("its task, messages or tools are no objects")
-    if None in (row["terminated"], row["truncated"], row["is_log"], *(turn["reward"] for turn in row["turns"])):
-        raise TypeError("a reward, or how an episode ended, is missing")
+    needed = (row["terminated"], row["truncated"], row["is_log"], *(turn["reward"] for turn in row["turns"]))
+    if None in needed or not all(isinstance(value, dict) for value in objects):
+        raise TypeError("a value is missing, or no object")
     return Episode.of_row({**row, **parsed, "token_ids": token_ids})
