@@ -14,6 +14,7 @@ import argparse
 import json
 import logging
 import time
+from collections import Counter
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -59,13 +60,12 @@ def _of_kills(report: dict[str, Any]) -> list[list[str]]:
         f"{kills['while_saving']} during a save, of {len(of_kinds)} kinds of runs: {', '.join(of_kinds)}"
     )
     rows = [[attack, happened, f"{kills['different_runs']}", "`kills.json`"]]
-    for kind, counts in damages.items():
-        refused = counts.get("refused, the file and the checkpoint before are named", 0)
-        same = counts.get("resumed, the same bit for bit", 0)
-        happened = f"{refused} refused with the name of the file" + (f", {same} resumed, the same" if same else "")
-        others = sum(counts.values()) - refused - same
-        rows.append([f"{sum(counts.values())} files of a checkpoint: {kind}", happened, f"{others}", "`kills.json`"])
-    return rows
+    counts = sum(map(Counter, damages.values()), Counter())
+    refused = counts["refused, the file and the checkpoint before are named"]
+    same = counts["resumed, the same bit for bit"]
+    happened = f"{refused} refused with the name of the file, {same} resumed, the same"
+    attack = f"{counts.total()} files of a checkpoint: {', '.join(damages)}"
+    return [*rows, [attack, happened, f"{counts.total() - refused - same}", "`kills.json`"]]
 
 
 def _of_chaos(report: dict[str, Any]) -> list[list[str]]:

@@ -40,7 +40,6 @@ from .prompts import NLACPrompts
 from .records.folder import END_OF_TRAINING
 from .records.hub import PublishedTrainer
 from .records.records import Records
-from .terminal import say
 from .training import build
 from .training.arguments import check_arguments, check_tasks, check_types
 from .training.checkpoint import drop_outdated, load_rows, load_state, save_rows, save_state
@@ -382,8 +381,7 @@ class NLACTrainer(PublishedTrainer, ComparedEvaluations, RunTrainer):
         look = self.examples.choose(before.newest(NUM_STEPS), begin_again, args.bootstrap, args.seed, args.device)
         if not self.examples.are_shown:
             self.replay = before
-        if self.is_world_process_zero():
-            say(look.forecast(args.num_samples(len(self.replay))))
+        self.say(look.forecast(args.num_samples(len(self.replay))))
 
     def _sample(self) -> tuple[list[Sample], list[Transition]]:
         """Draw this process's samples of an iteration (line 7)."""

@@ -41,17 +41,24 @@ def write_json(path: str | Path, value: Any) -> None:
 
 def append_line(path: str | Path, line: str) -> None:
     """
-    Append a line to a file of the package's own.
+    Append a line to a file of the package's own, after the end of one that a killed process did not finish.
 
     Raises:
         RunRefused: If the file is a link.
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
+    refuse_link(path)
+    with open(path, "ab+") as file:
+        file.seek(max(0, file.seek(0, os.SEEK_END) - 1))
+        end = b"" if file.read() in (b"", b"\n") else b"\n"
+        file.write(end + f"{line}\n".encode(errors="replace"))
+
+
+def refuse_link(path: Path) -> None:
+    """Refuse a file that is a link, with [`RunRefused`]."""
     if path.is_symlink():
         raise RunRefused(f"{str(path)!r} is a link, which no run makes. Remove it.")
-    with open(path, "a", encoding="utf-8", errors="replace") as file:
-        file.write(line + "\n")
 
 
 def refuse_links(folder: str | Path) -> None:

@@ -3,6 +3,7 @@
 
 """Odd servers behind an OpenAI endpoint: each gives one line that names the server and what it did."""
 
+import asyncio
 import json
 import threading
 import time
@@ -16,9 +17,11 @@ from helpers.cli_utils import ENVIRONMENT
 from helpers.http_utils import JSONHandler
 from transformers import AutoTokenizer
 
+from trl_nlac import JudgeReward
 from trl_nlac.cli.main import main
+from trl_nlac.environments import EnvironmentFailure
 from trl_nlac.environments.embedded import TINY_MODEL
-from trl_nlac.generation.endpoint import EndpointEngine, EndpointError, OddAnswer, read_said
+from trl_nlac.generation.endpoint import EndpointEngine, EndpointError
 
 
 MODEL = {"id": "me", "object": "model", "created": 0, "owned_by": "vllm"}
@@ -176,10 +179,9 @@ def tokenizer():
     return AutoTokenizer.from_pretrained(TINY_MODEL)
 
 
-def check(error: pytest.ExceptionInfo) -> None:
+def check(message: str, place: str = " at `backend='http://<hidden>@127.0.0.1:") -> None:
     """One line of readable length that names the server and gives away no secret."""
-    message = str(error.value)
-    assert " at `backend='http://<hidden>@127.0.0.1:" in message
+    assert place in message
     assert message.isprintable() and len(message) < 700
     assert "password1" not in message and SECRET not in message
 
@@ -192,7 +194,7 @@ def load(url: str, tokenizer) -> EndpointEngine:
 def test_lists_of_models(name, tokenizer):
     with OddServer({}, {**BODIES, **LISTS}[name]).running() as url, pytest.raises(EndpointError) as error:
         load(url, tokenizer)
-    check(error)
+    check(str(error.value))
 
 
 @pytest.mark.parametrize("name", [*BODIES, *CHOICES, *COMPLETIONS])
@@ -201,7 +203,7 @@ def test_completions(name, tokenizer):
         engine = load(url, tokenizer)
         with pytest.raises(EndpointError) as error:
             engine.generate([[1, 2], [3]], [PARAMS, PARAMS], None, None)
-    check(error)
+    check(str(error.value))
 
 
 @pytest.mark.parametrize("owner", ["vllm", "me"])
@@ -212,14 +214,15 @@ def test_scores(name, owner, tokenizer):
         engine = load(url, tokenizer)
         with pytest.raises(EndpointError) as error:
             engine.score([[1, 2]], [[3, 4]])
-    check(error)
+    check(str(error.value))
 
 
-@pytest.mark.parametrize("name", [*CHOICES, *MESSAGES])
-def test_chats(name):
-    """Which a judge reads."""
-    with pytest.raises(OddAnswer):
-        read_said({**CHOICES, **MESSAGES}[name])
+@pytest.mark.parametrize("name", [*BODIES, *CHOICES, *MESSAGES])
+def test_judges(name):
+    with OddServer({**BODIES, **CHOICES, **MESSAGES}[name]).running() as url:
+        (failure,) = asyncio.run(JudgeReward(url, "Short answers.", "me", **CLIENT)(["situ"], ["route"]))
+    assert isinstance(failure, EnvironmentFailure)
+    check(str(failure), place="the judge 'me' at http://<hidden>@127.0.0.1:")
 
 
 def test_what_is_merely_unusual(tokenizer):
@@ -236,8 +239,8 @@ def test_what_is_merely_unusual(tokenizer):
         assert completion.token_ids == [1] * 8 and not completion.finished
         server.answer = choice(token_ids=[])
         assert engine.generate([[1]], [PARAMS], None, None)[0].token_ids == []
-    assert read_said(chat({"role": "assistant", "content": None, "tool_calls": []})) == ""
-    assert read_said(chat({"role": "assistant", "content": "a\udfffb"})) == "a?b"
+        server.answer = chat({"role": "assistant", "content": "Fine.\udfff\nScore: 3"})
+        assert asyncio.run(JudgeReward(url, "Short answers.", "me", **CLIENT)(["situ"], ["route"])) == [0.3]
 
 
 def test_a_command_says_it_in_one_line(tmp_path, monkeypatch, capsys):

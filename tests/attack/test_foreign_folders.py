@@ -8,11 +8,16 @@ import shutil
 import socket
 from pathlib import Path
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from helpers.cli_utils import ENVIRONMENT
+from helpers.replay_utils import make_text_episode
 
 from trl_nlac.cli.main import main
 from trl_nlac.environments.embedded import TINY_MODEL
+from trl_nlac.replay.prioritized_replay import PrioritizedReplay
 
 
 FILES = [
@@ -88,3 +93,18 @@ def test_ends_that_are_no_tokens(tmp_path, capsys, value):
     path.write_text(json.dumps({**json.loads(path.read_text()), "eos_token_id": value}))
     assert main(["evaluate", *words_of("evaluate", folder, 0)]) == 2
     assert str(folder) in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("value", [None, -1, 1.5, "x", "[3]", '{"a": NaN}', "[" * 2000])
+def test_a_foreign_buffer(tmp_path, capsys, value):
+    """Of which one column is something else, or missing."""
+    replay, path = PrioritizedReplay(9), tmp_path / "episodes.parquet"
+    replay.add([make_text_episode(np.random.default_rng(0))])
+    replay.save(tmp_path)
+    table = pq.read_table(path)
+    for i, name in enumerate(table.column_names):
+        for other in (table.drop_columns([name]), table.set_column(i, name, pa.array([value]))):
+            pq.write_table(other, path)
+            assert main(["buffer", "stats", str(tmp_path)]) in (0, 2), name
+            errors = capsys.readouterr().err
+            assert "Traceback" not in errors and len(errors) < 5000, name

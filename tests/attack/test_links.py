@@ -2,16 +2,18 @@
 
 """Folders that others filled: a link at any name that the package writes is refused or replaced, never followed."""
 
+import asyncio
 import os
 import re
 import sys
 from pathlib import Path
 
 import pytest
+from helpers.chat_server import ChatServer
 from helpers.report_utils import training_row, write_log
 from helpers.testing_utils import make_trainer
 
-from trl_nlac import NLACPrompts
+from trl_nlac import JudgeReward, NLACPrompts
 from trl_nlac.agent.guard import Guard
 from trl_nlac.cli.main import main
 from trl_nlac.cli.origin import note_origin
@@ -132,6 +134,12 @@ def export(buffer: Path, output: Path) -> None:
     assert main(["buffer", "export", str(buffer), str(output), "--model", TINY_MODEL]) == 0
 
 
+def keep_score(cache: Path) -> None:
+    with ChatServer(lambda messages: "Score: 5").running() as url:
+        judge = JudgeReward(url, "Short answers.", "judge", cache=cache)
+        assert asyncio.run(judge(["situ"], ["route"])) == [0.5]
+
+
 WRITERS = {
     "report": (lambda run: write_report(run), ["report.html", ".report.html.new"]),
     "comparison": (
@@ -157,6 +165,7 @@ WRITERS = {
         lambda run: [export(run.parent / "buffer", run / f"out.{suffix}") for suffix in ("jsonl", "parquet")],
         ["out.jsonl", "out.parquet"],
     ),
+    "scores": (lambda run: keep_score(run / "scores.jsonl"), ["scores.jsonl"]),
     "recovery": (recover, ["_incomplete", "_incomplete/replaced-checkpoint-9"]),
 }
 

@@ -19,6 +19,7 @@ from ..episodes.text_environment import EnvironmentFailure, describe_error
 from ..generation.endpoint import OddAnswer, read_body, read_said
 from ..secrets import hide_in_text, remember_secrets
 from ..types import Message
+from ..written_files import append_line, refuse_link
 
 
 logger = logging.getLogger(__name__)
@@ -33,7 +34,7 @@ reasons in a few sentences first. Then end with one line `Score: N`, where N is 
 of the criteria, to {best}, which meets all of them."""
 QUESTION = "=====\n{conversation}\n====="
 _SCORE = re.compile(
-    r"^\W*Score\W*?(?<![-−])(\d+(?:\.\d+)?)\W*(?:(?:/|out of)\s*10\W*)?$", re.IGNORECASE | re.MULTILINE
+    r"^[^\w\n]*Score\W*?(?<![-−])(\d+(?:\.\d+)?)\W*(?:(?:/|out of)\s*10\W*)?$", re.IGNORECASE | re.MULTILINE
 )
 
 
@@ -80,7 +81,7 @@ class JudgeReward:
             (`completion_tokens`). Equal conversations of a call count once.
 
     Raises:
-        ValueError: If an argument is out of range.
+        ValueError: If an argument is out of range, or `cache` is a link.
     """
 
     def __init__(
@@ -104,6 +105,8 @@ class JudgeReward:
         self.rubric = rubric
         self.model = model
         self.cache = None if cache is None else Path(cache)
+        if self.cache is not None:
+            refuse_link(self.cache)
         self.max_concurrency = max_concurrency
         self.max_retries = max_retries
         self.price = price
@@ -190,12 +193,7 @@ class JudgeReward:
     def _keep(self, key: str, score: float) -> None:
         self._scores[key] = score
         if self.cache is not None:
-            self.cache.parent.mkdir(parents=True, exist_ok=True)
-            with self.cache.open("ab+") as file:
-                file.seek(max(0, file.seek(0, os.SEEK_END) - 1))
-                is_whole = file.read() in (b"", b"\n")  # else a process was killed while it wrote the last line
-                line = json.dumps({"key": key, "score": score}) + "\n"
-                file.write((line if is_whole else "\n" + line).encode())
+            append_line(self.cache, json.dumps({"key": key, "score": score}))
 
 
 def parse_score(text: str) -> float | None:

@@ -16,6 +16,7 @@ from transformers import PreTrainedTokenizerBase
 from ..private_names import add_response_schema, supports_tool_calling
 from ..types import Message
 from .plain_text import NULL, PlainText
+from .template_trial import refuse_endless
 from .tool_calls import call_message
 
 
@@ -157,6 +158,7 @@ class ChatTemplate:
                 "The tokenizer (`processing_class`) has no chat template, which the roles of NLAC need. Set "
                 "`tokenizer.chat_template`, or start from an instruction-tuned model."
             )
+        refuse_endless(tokenizer, kwargs)
         self.tokenizer = tokenizer
         self.kwargs = kwargs
         self.plain_text = PlainText(tokenizer)
@@ -165,38 +167,22 @@ class ChatTemplate:
         added = tokenizer.added_tokens_decoder.items()
         self._tag_ids = {*tokenizer.all_special_ids, *(i for i, token in added if token.content.strip())}
         try:
-            _, to_past, past_to_user, to_answer = _cut(self.render([_user(0), _assistant(1), _user(2)]), [0, 1, 2])
-        except Exception as error:  # of the template's own code
-            raise ValueError(
-                "The chat template of the tokenizer (`processing_class`) cannot render a conversation in text and "
-                f"without tools, with `chat_template_kwargs={kwargs}`: {error}"
-            ) from error
-        # In tokens, not in characters: the first ones of `<think>` and `</think>` are the same.
-        past, answer = self.piece(to_past).token_ids, self.piece(to_answer).token_ids
-        self.opening_ids = _common_start(past, answer)
-        self.opening = Piece(self.piece(to_answer).space, self.opening_ids)
-        self.prefill = answer[len(self.opening_ids) :]
-        self.header = past[len(self.opening_ids) :]
-        after = self.encode(past_to_user)
-        if not after or after[0] not in self._tag_ids:
-            raise ValueError(
-                "The chat template of the tokenizer (`processing_class`) does not end an assistant's turn with a "
-                "token of its own, so the end of an action cannot be learned. Use a template that does, with a "
-                "tokenizer that has this token."
-            )
-        self.end_of_turn_id, self.user_header = after[0], after[1:]
-        self.stop_id = [*self._tags_after(1, _user(0), _assistant(1)), self.end_of_turn_id][0]
-        self._takes_system = self._shows(_user(0) | {"role": "system"}, _user(1))
-        self._takes_repeats = self._shows(_user(0), _user(1))
-        self._learn_reasoning(to_answer)
-        self._learn_tool_calls()
-        self.stop_ids = list(dict.fromkeys([self.stop_id, *([self.call_end_id] if self.calls_tools else [])]))
+            self._learn()
+        except TemplateError as error:
+            raise ValueError(f"The chat template of the tokenizer (`processing_class`) raises: {error}") from error
 
-    def render(self, messages: list[Message], tools: list[dict] | None = None, is_open: bool = True) -> str:
-        """Render a conversation as text; with `is_open`, up to the model's answer."""
-        return self.tokenizer.apply_chat_template(
-            messages, tools=tools, tokenize=False, add_generation_prompt=is_open, **self.kwargs
-        )
+    def render(self, messages: list[Message], tools: list[dict] | None = None, is_open: bool = True, **more) -> str:
+        """Render a conversation as text; with `is_open`, up to the model's answer. `more` are more arguments."""
+        try:
+            text = self.tokenizer.apply_chat_template(
+                messages, tools=tools, tokenize=False, add_generation_prompt=is_open, **{**self.kwargs, **more}
+            )
+            text.encode()  # no half of a character
+        except (MemoryError, TemplateError):
+            raise
+        except Exception as error:  # of the template's own code
+            raise TemplateError(f"{type(error).__name__}: {error}") from error
+        return text
 
     def encode(self, text: str) -> list[int]:
         """Encode text of the template itself, with its tags."""
@@ -354,6 +340,35 @@ class ChatTemplate:
             return False
         return all(message["content"] in text for message in messages)
 
+    def _learn(self) -> None:
+        try:
+            _, to_past, past_to_user, to_answer = _cut(self.render([_user(0), _assistant(1), _user(2)]), [0, 1, 2])
+        except Exception as error:  # of the template's own code
+            raise ValueError(
+                "The chat template of the tokenizer (`processing_class`) cannot render a conversation in text and "
+                f"without tools, with `chat_template_kwargs={self.kwargs}`: {error}"
+            ) from error
+        # In tokens, not in characters: the first ones of `<think>` and `</think>` are the same.
+        past, answer = self.piece(to_past).token_ids, self.piece(to_answer).token_ids
+        self.opening_ids = _common_start(past, answer)
+        self.opening = Piece(self.piece(to_answer).space, self.opening_ids)
+        self.prefill = answer[len(self.opening_ids) :]
+        self.header = past[len(self.opening_ids) :]
+        after = self.encode(past_to_user)
+        if not after or after[0] not in self._tag_ids:
+            raise ValueError(
+                "The chat template of the tokenizer (`processing_class`) does not end an assistant's turn with a "
+                "token of its own, so the end of an action cannot be learned. Use a template that does, with a "
+                "tokenizer that has this token."
+            )
+        self.end_of_turn_id, self.user_header = after[0], after[1:]
+        self.stop_id = [*self._tags_after(1, _user(0), _assistant(1)), self.end_of_turn_id][0]
+        self._takes_system = self._shows(_user(0) | {"role": "system"}, _user(1))
+        self._takes_repeats = self._shows(_user(0), _user(1))
+        self._learn_reasoning(to_answer)
+        self._learn_tool_calls()
+        self.stop_ids = list(dict.fromkeys([self.stop_id, *([self.call_end_id] if self.calls_tools else [])]))
+
     def _learn_reasoning(self, to_answer: str) -> None:
         text = self.tokenizer.get_chat_template()  # of several, that for conversations without tools
         self.reasoning_tags = next((t for t in _REASONING_TAGS if t[0] in text or t[1] in text), None)
@@ -362,9 +377,7 @@ class ChatTemplate:
         fields = [name for name in _REASONING_FIELDS if name in text]
         self.reasoning_field, self._reads_reasoning = [*fields, *_REASONING_FIELDS][0], bool(fields)
         self.keeps_reasoning = self._is_reasoning_kept(_assistant(1), _user(2))
-        off = {**self.kwargs, "enable_thinking": False}
-        text = self.tokenizer.apply_chat_template([_user(0)], tokenize=False, add_generation_prompt=True, **off)
-        self.can_stop_thinking = text != self.render([_user(0)])
+        self.can_stop_thinking = self.render([_user(0)], enable_thinking=False) != self.render([_user(0)])
         has_analysis = self.reasoning_tags == _REASONING_TAGS[0]  # the models of this template always think
         self.thinks_by_default = self.starts_reasoning or self.can_stop_thinking or has_analysis
 
@@ -373,7 +386,10 @@ class ChatTemplate:
         self.calls_tools, self.call_opener, self.call_headers = False, "", {True: [], False: []}
         self.call_close_id = self.call_end_id = self.value_pattern = None
         self.writes_json, self._null = True, ""
-        if not supports_tool_calling(self.tokenizer):
+        try:
+            if not supports_tool_calling(self.tokenizer):
+                return
+        except Exception:  # of the template's own code
             return
         if self.tokenizer.response_template is None:
             try:

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
+from ..chat.template_trial import refuse_endless
 from ..event_loop import finish
 from ..private_names import get_callable_name, get_config_model_id
 from ..secrets import hide_secrets
@@ -171,6 +172,7 @@ class RewardModel:
         model.config.get_text_config().pad_token_id = self.tokenizer.pad_token_id
         self.__name__ = name.split("/")[-1]
         self.chat_template_kwargs = chat_template_kwargs or {}
+        refuse_endless(self.tokenizer, self.chat_template_kwargs)
         self.model = model.eval() if device in (None, model.device) else model.to(device).eval()
 
     @torch.inference_mode()

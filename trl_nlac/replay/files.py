@@ -67,16 +67,31 @@ def write_episodes(path: Path, episodes: Iterable[StoredEpisode]) -> None:
 
 
 def read_episodes(path: Path, keep: np.ndarray | None = None) -> Iterator[StoredEpisode]:
-    """Read a file of [`write_episodes`] in order; with a mask `keep`, only the episodes for which it is true."""
+    """
+    Read a file of [`write_episodes`] in order; with a mask `keep`, only the episodes for which it is true.
+
+    Raises:
+        ValueError: If it is another file.
+    """
+    try:
+        yield from _read(path, keep)
+    except OSError:
+        raise
+    except Exception as error:  # values of others can make the libraries raise anything
+        raise ValueError(f"{path} is no file of episodes: {type(error).__name__}: {error}") from error
+
+
+def _read(path: Path, keep: np.ndarray | None) -> Iterator[StoredEpisode]:
     start = 0
     with pq.ParquetFile(path) as file:
         for batch in file.iter_batches(batch_size=64):
             end = start + len(batch)
+            table = pa.Table.from_batches([batch]).select(_EPISODE.names).cast(_EPISODE)
             if keep is not None:
-                batch = batch.filter(pa.array(keep[start:end]))
+                table = table.filter(pa.array(keep[start:end]))
             start = end
-            token_ids, priorities = batch["token_ids"], batch["priorities"]
-            for i, row in enumerate(batch.drop_columns(["token_ids", "priorities"]).to_pylist()):
+            token_ids, priorities = table["token_ids"], table["priorities"]
+            for i, row in enumerate(table.drop_columns(["token_ids", "priorities"]).to_pylist()):
                 targets = row.pop("targets")
                 episode = _episode(row, token_ids[i].values.to_numpy().copy())
                 yield StoredEpisode(episode, priorities[i].values.to_numpy(), targets)
@@ -104,4 +119,8 @@ def _row(stored: StoredEpisode) -> dict[str, Any]:
 
 def _episode(row: dict[str, Any], token_ids: np.ndarray) -> Episode:
     parsed = {name: json.loads(row[name]) for name in ("task", "opening", "tools", "messages")}
+    objects = (parsed["task"], *parsed["opening"], *parsed["tools"], *parsed["messages"])
+    needed = (row["terminated"], row["truncated"], row["is_log"], *(turn["reward"] for turn in row["turns"]))
+    if None in needed or not all(isinstance(value, dict) for value in objects):
+        raise TypeError("a value is missing, or no object")
     return Episode.of_row({**row, **parsed, "token_ids": token_ids})

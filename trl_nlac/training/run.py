@@ -26,6 +26,7 @@ from ..records.records import Records
 from ..records.written_notes import TrainingLogCallback, noted_warnings, write_settings
 from ..rendezvous import Rendezvous
 from ..shards import has_gathered_weights
+from ..terminal import say
 from ..types import RunRefused
 from .checkpoint import (
     check_identity,
@@ -163,6 +164,11 @@ class RunTrainer(AtomicSavingTrainer):
             self.before_training(checkpoint)
             output = super().train(checkpoint, *args, **kwargs)
             return output._replace(training_loss=output.metrics["train_loss"])
+
+    def say(self, line: str) -> None:
+        """Print a line in the terminal of the first process."""
+        if self.is_world_process_zero():
+            say(line)
 
     def _close_progress_bars(self) -> None:
         """End the lines of bars that an error left open, so that what it says begins on a line of its own."""
