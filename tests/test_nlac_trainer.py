@@ -177,11 +177,11 @@ class TestTraining:
         trainer.train()
         foreseen = {
             "implicit": {("successor", "target")},
-            "explicit": {("policy", "target"), ("critique", "target")},
+            "explicit": {("policy", "target"), ("critic", "target")},
         }
         expected = {("policy", "trained"), ("backup", "initial"), ("refine", "initial"), *foreseen[bootstrap]}
         if trainer_class is NLACTrainer:
-            expected.add(("critique", "trained"))
+            expected.add(("critic", "trained"))
         assert asked == expected
         assert torch.equal(trainer.initial_weights.state_dict()["model.norm.weight"], initial)
 

@@ -241,7 +241,8 @@ class NLACTrainer(PublishedTrainer, ComparedEvaluations, RunTrainer):
             self._play(tasks, step, is_last)
             if self.examples.is_due:
                 self._choose_examples(partial(self._play, tasks, step, is_last))
-            samples, transitions = self._sample()
+            samples = self.replay.sample(self.args.num_samples(len(self.replay)))
+            transitions = [sample.transition for sample in samples]
             with self.records.timed("audit"):
                 judgements = judge_aside(self.roles, transitions[: self.args.audit_samples])
             attempts = self._attempt(transitions)
@@ -383,11 +384,6 @@ class NLACTrainer(PublishedTrainer, ComparedEvaluations, RunTrainer):
             self.replay = before
         self.say(look.forecast(args.num_samples(len(self.replay))))
 
-    def _sample(self) -> tuple[list[Sample], list[Transition]]:
-        """Draw this process's samples of an iteration (line 7)."""
-        samples = self.replay.sample(self.args.num_samples(len(self.replay)))
-        return samples, [sample.transition for sample in samples]
-
     def _attempt(self, transitions: list[Transition]) -> list[Attempt | None]:
         """Act in the states of transitions and judge the actions, with the policy's weights (line 9)."""
         with self.records.timed("attempt"):
@@ -441,15 +437,13 @@ class NLACTrainer(PublishedTrainer, ComparedEvaluations, RunTrainer):
         batches: list[list[TrainingExample]],
     ) -> None:
         """Record what an iteration made, and stop a run that learns nothing."""
-        transitions = [sample.transition for sample in samples]
+        oracle = self.environments.oracle
         numbers = Counter(example.loss for batch in batches for example in batch if example.weight)
         metrics = mean_over_processes(
             {
                 **{f"{loss}/num_examples": float(numbers[loss]) for loss in ("critic", "policy")},
                 **self.roles.take_metrics(),
-                **iteration_metrics(
-                    self.roles, transitions, targets, refinements, self.environments.oracle, self.args.distills
-                ),
+                **iteration_metrics(self.roles, samples, targets, refinements, oracle, self.args.distills),
                 **self.replay.metrics(),
                 "environment/num_left_behind": float(self.environments.num_left_behind),
                 "target/distance": self.target_weights.distance(self.model),

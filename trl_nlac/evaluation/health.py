@@ -10,7 +10,7 @@ from accelerate.logging import get_logger
 
 from ..episodes.text_environment import Oracle
 from ..method.roles import TOO_LONG, Roles
-from ..types import Answer, Critique, Refinement, Transition
+from ..types import Answer, Critique, Refinement, Sample, Transition
 from .metrics import wilson_interval
 from .oracle import judge_refinements
 
@@ -78,7 +78,7 @@ _RISING = {"health/advice_repeats_action"}
 
 def iteration_metrics(
     roles: Roles,
-    transitions: list[Transition],
+    samples: list[Sample],
     targets: list[Answer],
     refinements: list[Refinement | None],
     oracle: Oracle | None,
@@ -88,6 +88,7 @@ def iteration_metrics(
     Compute [`health_metrics`], and with an oracle [`~evaluation.oracle.oracle_metrics`]. Where the policy learns a
     distribution (`distills`), there are no refined actions, and nothing is said of them.
     """
+    transitions = [sample.transition for sample in samples]
     metrics = health_metrics(roles, transitions, targets, refinements)
     if oracle is not None:
         metrics |= judge_refinements(oracle, transitions, refinements)
