@@ -34,19 +34,11 @@ class AtomicSavingTrainer(_BaseTrainer):
     """
     Writes checkpoints to a temporary folder and renames them once all processes are done, so that every folder with a
     checkpoint's name is complete. Older checkpoints are deleted after that.
-
-    Attributes:
-        rendezvous ([`~rendezvous.Rendezvous`]):
-            Where processes wait for the one that saves.
-        checkpoint_sizes (`dict[str, int]`):
-            Bytes of the last checkpoint by kind of file, on the process that writes it.
-        saved_step (`int`, *optional*):
-            Step of the last checkpoint that this trainer saved.
     """
 
-    rendezvous: Rendezvous
-    checkpoint_sizes: dict[str, int] = {}
-    saved_step: int | None = None
+    rendezvous: Rendezvous  # where processes wait for the one that saves
+    checkpoint_sizes: dict[str, int] = {}  # bytes of the last by kind of file, on the process that writes it
+    saved_step: int | None = None  # of the last checkpoint that this trainer saved
     _writes_aside = False
 
     def train(self, *args, **kwargs):
@@ -162,13 +154,7 @@ class AtomicSavingTrainer(_BaseTrainer):
 
 
 class TrainBeginCallback(TrainerCallback):
-    """
-    Call a function once a [`~transformers.Trainer`] has prepared everything, before its first step.
-
-    Args:
-        action (`Callable[[], None]`):
-            The function.
-    """
+    """Call a function once a [`~transformers.Trainer`] has prepared everything, before its first step."""
 
     def __init__(self, action: Callable[[], None]):
         self.action = action
