@@ -38,7 +38,7 @@ class _Round:
 class Rollouts:
     """Play the tasks of each iteration, and wait for their episodes."""
 
-    # that ended episodes played beside training, as `wait` found it; all others can be taken
+    # The error that ended episodes played beside training, as `wait` found it. All others can be taken.
     lost: BaseException | None = None
     are_beside = False  # whether episodes are played beside training
 
