@@ -186,10 +186,7 @@ def gathered_bytes(model: nn.Module, dtype: torch.dtype | None) -> int:
 
 
 def _check_room(model: nn.Module, dtype: torch.dtype | None) -> None:
-    """
-    Raises:
-        RuntimeError: If the device has no room for all weights of a model.
-    """
+    """Raise a `RuntimeError` if the device has no room for all weights of a model."""
     device = next((parameter.device for parameter in model.parameters() if isinstance(parameter, DTensor)), None)
     if device is None or device.type != "cuda":
         return

@@ -366,12 +366,7 @@ def _dict(value: Any) -> dict[str, Any]:
 
 
 def _value(text: str) -> Any:
-    """
-    Read a value in JSON, or in Python's literals.
-
-    Raises:
-        ValueError: If it is neither.
-    """
+    """Read a value in JSON, or in Python's literals; if it is neither, raise a `ValueError`."""
     try:
         return json.loads(text, strict=False)
     except (ValueError, RecursionError):

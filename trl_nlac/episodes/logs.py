@@ -162,10 +162,7 @@ def offline_tasks(replay_dataset: Dataset | None, for_playing: dict[str, Any], w
 
 
 def _refuse(problems: dict[int, str], num_rows: int) -> None:
-    """
-    Raises:
-        ValueError: If rows have problems. It names the first ones, and counts the others by reason.
-    """
+    """Raise a `ValueError` if rows have problems. It names the first ones, and counts the others by reason."""
     if not problems:
         return
     first = [f"row {i}: {problem}" for i, problem in list(problems.items())[:5]]

@@ -57,12 +57,7 @@ class RemoteEnvironment(TextEnvironment):
 
     @abstractmethod
     def _ask_host(self, request: bytes) -> bytes:
-        """
-        Return the host's answer.
-
-        Raises:
-            EnvironmentFailure: If its process has ended.
-        """
+        """Return the host's answer. If its process has ended, raise an [`EnvironmentFailure`]."""
 
     @abstractmethod
     def _close_host(self, in_call: bool) -> None:

@@ -290,10 +290,7 @@ def _numbered(names: list[str]) -> list[str]:
 
 
 def _one_for_each(values: Any, number: int, what: str) -> list[Any]:
-    """
-    Raises:
-        TypeError: If there is not one value for each of `number` episodes.
-    """
+    """Return values as a list; if there is not one for each of `number` episodes, raise a `TypeError`."""
     if isinstance(values, str | bytes | dict) or not isinstance(values, Iterable):
         raise TypeError(f"it gave {type(values).__name__} as {what}, expected one for each of {number} episodes")
     values = list(islice(values, number + 1))

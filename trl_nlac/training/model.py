@@ -252,10 +252,7 @@ def _add_adapter(model: PreTrainedModel, peft_config: "PeftConfig", args: NLACCo
 
 
 def _check_virtual_tokens(model: "PeftModel") -> None:
-    """
-    Raises:
-        ValueError: If the adapter puts virtual tokens before a prompt, where those of the model's output would move.
-    """
+    """Refuse an adapter that puts virtual tokens before a prompt, where those of the model's output would move."""
     config = model.active_peft_config
     if config.is_prompt_learning and config.peft_type not in TYPES_OF_VIRTUAL_KEYS:
         raise ValueError(

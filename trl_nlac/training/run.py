@@ -356,12 +356,7 @@ class RunTrainer(AtomicSavingTrainer):
             raise lost
 
     def _place_model(self) -> None:
-        """
-        Put the model on its device, where that was left to training, or to an evaluation loop of transformers.
-
-        Raises:
-            ValueError: If it is still to be sharded by FSDP2.
-        """
+        """Put the model on its device, where that was left to training, or to an evaluation loop of transformers."""
         if self.place_model_on_device or self.is_model_parallel or has_gathered_weights(self.model):
             return
         if self.is_fsdp_enabled:

@@ -50,10 +50,7 @@ class AtomicSavingTrainer(_BaseTrainer):
         return super().train(*args, **kwargs)
 
     def _check_folder(self) -> None:
-        """
-        Raises:
-            ValueError: On all processes, if one would write its part of a checkpoint where no process publishes it.
-        """
+        """Refuse, on all processes, a folder where one would write its part of a checkpoint and none publishes it."""
         (name,) = broadcast_object_list([uuid4().hex])
         seen = Path(self.args.output_dir, _ASIDE, name)
         if self.args.should_save:
@@ -80,11 +77,7 @@ class AtomicSavingTrainer(_BaseTrainer):
         return checkpoint_of(Path(self._get_output_dir(None)), self.state.global_step)
 
     def _save_checkpoint(self, model, trial) -> None:
-        """
-        Raises:
-            RuntimeError: If weights are not finite. Nothing is written then, and no earlier checkpoint deleted.
-            OSError: If the disk is full.
-        """
+        """Refuse to save weights that are not finite: nothing is written then, and no earlier checkpoint deleted."""
         if not all(gather_object([has_finite_weights(self.model)])):
             raise RuntimeError(
                 f"The weights are not finite at step {self.state.global_step}, so they are not saved; earlier "
