@@ -141,7 +141,7 @@ class AsyncRollouts(Rollouts):
     def wait(self, step: int, for_all: bool = False) -> None:
         while self._under_way:
             oldest = self._under_way[0]
-            if not (for_all or self._is_due(oldest, step) or self._has_ended(oldest)):
+            if not (for_all or self._is_due(oldest, step) or oldest.episodes.done()):
                 break
             error = oldest.episodes.exception()  # waits for the end
             self._under_way.popleft()
@@ -186,9 +186,6 @@ class AsyncRollouts(Rollouts):
     def _is_due(self, one: _Round, step: int) -> bool:
         """Whether its episodes would be too old for the iteration after that of `step`."""
         return one.step + self.max_staleness < step + self.updates_per_iteration
-
-    def _has_ended(self, one: _Round) -> bool:
-        return one.episodes.done()
 
     def _begin(self, begun: _Round) -> None:
         self._under_way.append(begun)
