@@ -102,7 +102,7 @@ class AsyncRollouts(Rollouts):
 
     Rounds of tasks end in the order in which they began. Those that wait when others have ended are played together.
     An iteration gets the rounds that have ended, and waits only for those that would be too old for the next. A round
-    that an error ends takes no other with it.
+    that an error ends takes no other with it. Nobody else plays in the pool while rounds are under way.
     """
 
     def __init__(
@@ -110,7 +110,7 @@ class AsyncRollouts(Rollouts):
         pool: EnvironmentPool,
         roles: Roles,
         rewards: EpisodeRewards | None,
-        players: Roles,  # with the generator [`~generation.engine.SyncedGenerator.beside`] that of `roles`
+        players: Roles,  # whose generator is [`~generation.engine.SyncedGenerator.beside`] that of `roles`
         max_staleness: int,  # optimizer steps from the weights that begin an episode to those that train on it first
         updates_per_iteration: int,
         seed: int,

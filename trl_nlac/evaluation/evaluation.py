@@ -41,7 +41,7 @@ class Evaluation:
     episodes: list[Episode]
     numbers: list[int]  # number of the task of each episode
     judgements: dict[tuple[int, int], Judgement]  # of actions, by index of the episode and of the turn
-    success_threshold: float
+    success_threshold: float  # smallest score of a successful episode
 
 
 def evaluate_policy(

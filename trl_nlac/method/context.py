@@ -31,8 +31,9 @@ def context_of(generator: Generator, model: PreTrainedModel | None) -> float:
 
 def fit_to_context(options: RoleOptions, context: float) -> None:
     """
-    Lower `max_prompt_length` to what a context of so many tokens, see [`context_of`], has room for beside the longest
-    answer of any role, with a warning if it is not the default. Longer histories are cut, as always.
+    Lower `max_prompt_length` to what a context of so many tokens, see [`context_of`] (infinite if there is no limit),
+    has room for beside the longest answer of any role, with a warning if it is not the default. Longer histories are
+    cut, as always.
 
     Raises:
         ValueError: If the context has no room for more than an answer.

@@ -113,8 +113,9 @@ class Roles:
         """
         Answer each prompt as `role`: `"policy"`, `"successor"`, `"backup"`, `"critique"`, `"refine"` or
         `"correction"`. `parse` returns `None` where an answer breaks the format; without it answers are actions, in
-        which the tools of their prompts can be called. A greedy role is asked again at temperature 1. Seeds are drawn
-        if there are none, see [`~method.randomness.seeded`]. Tokens are counted under the role, or under `counted_as`.
+        which the tools of their prompts can be called. `sampling` and `max_format_retries` replace those of the role.
+        A greedy role is asked again at temperature 1. Seeds are drawn if there are none, see
+        [`~method.randomness.seeded`]. Tokens are counted under the role, or under `counted_as`.
 
         [`Answer.parsed`] is `None` where the format is broken or the answer was cut off, after all retries, and where
         the prompt is longer than `max_prompt_length`: it is not answered.
