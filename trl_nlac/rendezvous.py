@@ -21,11 +21,8 @@ _PLAYING = "which still play. Lower `environment_timeout` or `max_turns` if thei
 class Rendezvous:
     """
     Let processes wait for one another, however long the environments or the files of some take. In a collective of
-    NCCL the watchdog would end those that wait after `ddp_timeout` seconds, and with them the run.
-
-    Args:
-        interval (`float`):
-            Seconds after which a process that waits says so, again and again.
+    NCCL the watchdog would end those that wait after `ddp_timeout` seconds, and with them the run. A process that
+    waits says so every `interval` seconds.
     """
 
     def __init__(self, interval: float):
@@ -35,11 +32,7 @@ class Rendezvous:
 
     def wait(self, busy: str = _PLAYING) -> None:
         """
-        Return when all processes have called this.
-
-        Args:
-            busy (`str`, *optional*):
-                What a process that waits long says of the others.
+        Return when all processes have called this. One that waits long says what the others are busy with.
 
         Raises:
             RuntimeError: If one of them has ended.
@@ -59,10 +52,6 @@ class Rendezvous:
 def raise_on_all(error: BaseException | None) -> None:
     """
     Raise an error of one process on all of them, so that none waits for those that met it. All processes call this.
-
-    Args:
-        error (`BaseException`, *optional*):
-            What this process met.
 
     Raises:
         BaseException: What this process met.

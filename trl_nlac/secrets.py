@@ -60,27 +60,16 @@ def is_secret(name: str) -> bool:
 def remember_secrets(value: Any, name: str = "") -> None:
     """
     Remember the secrets in a value that this process is given, such as its options: from now on [`hide_in_text`] knows
-    them, whatever stands around them.
-
-    Args:
-        value (`Any`):
-            Anything; secrets in containers are found.
-        name (`str`, *optional*):
-            The option or keyword whose value it is.
+    them, whatever stands around them. Secrets in containers are found. `name` is its option or keyword.
     """
     _given.update(text for text in _secrets_in(value, name) if len(text) >= _SHORTEST and text not in HIDDEN)
 
 
 def hide_secrets(value: Any, name: str = "") -> Any:
     """
-    Replace secrets by `"<hidden>"`.
-
-    Args:
-        value (`Any`):
-            Anything. Containers are copied, and in them texts with secrets are replaced. Under a secret name all is
-            secret but `None`, special tokens of a vocabulary, and numbers, as in `max_tokens`; those of passwords are.
-        name (`str`, *optional*):
-            The option or keyword whose value it is.
+    Replace secrets by `"<hidden>"`. Containers are copied, and in them texts with secrets are replaced. Under a secret
+    name, that of the option or keyword, all is secret but `None`, special tokens of a vocabulary, and numbers, as in
+    `max_tokens`; those of passwords are.
     """
     if isinstance(value, dict):
         return {key: hide_secrets(item, _name_of(key, name)) for key, item in value.items()}

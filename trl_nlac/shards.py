@@ -50,22 +50,12 @@ class LocalShard:
     """
     The values of a parameter that this process holds. In this class: all of them, for models that are not sharded (one
     process, DDP).
-
-    Args:
-        parameter (`nn.Parameter`):
-            Parameter of a model that is ready for training; a sharded one has been through `accelerator.prepare`.
-
-    Attributes:
-        place ([`Place`]):
-            The range of values.
-        live (`torch.Tensor`):
-            This process's part of the values that the model computes with.
     """
 
     def __init__(self, parameter: nn.Parameter):
         is_counted = not dist.is_initialized() or dist.get_rank() == 0
         self.place = Place(parameter.shape, 0, parameter.numel(), is_counted, is_shard=False)
-        self.live = parameter.data
+        self.live = parameter.data  # this process's part of the values that the model computes with
 
     @property
     def master(self) -> torch.Tensor:
@@ -139,13 +129,7 @@ class FSDP2Shard(LocalShard):
 
 
 def local_shards(model: nn.Module) -> dict[str, LocalShard]:
-    """
-    Return this process's shard of each trainable parameter, by its name in the unwrapped model.
-
-    Args:
-        model (`nn.Module`):
-            Model, wrapped or not.
-    """
+    """Return this process's shard of each trainable parameter, by its name in the unwrapped model."""
     model = extract_model_from_parallel(model, keep_torch_compile=False)
     _reshard(model)  # FSDP2 shows gathered parameters as whole ones
     return {name: _local_shard(p) for name, p in model.named_parameters() if p.requires_grad}
@@ -175,16 +159,9 @@ def has_gathered_weights(model: nn.Module) -> bool:
 @contextmanager
 def kept_gathered(model: nn.Module, reshards: bool, dtype: torch.dtype | None) -> Iterator[None]:
     """
-    Gather the weights that FSDP2 shards once, for all passes within this context, which each process can then make
-    alone. All processes must enter together.
-
-    Args:
-        model (`nn.Module`):
-            The model.
-        reshards (`bool`):
-            Whether FSDP2 otherwise drops the weights of a module after its forward pass.
-        dtype (`torch.dtype`, *optional*):
-            In which FSDP2 gathers weights. If `None`, in that of the shards.
+    Gather the weights that FSDP2 shards once, in `dtype` or that of the shards, for all passes within this context,
+    which each process can then make alone. All processes must enter together. `reshards` says that FSDP2 otherwise
+    drops the weights of a module after its forward pass.
 
     Raises:
         RuntimeError: If the device has no room for all weights.
@@ -203,24 +180,13 @@ def kept_gathered(model: nn.Module, reshards: bool, dtype: torch.dtype | None) -
 
 
 def gathered_bytes(model: nn.Module, dtype: torch.dtype | None) -> int:
-    """
-    Count the bytes of the weights that FSDP2 shards, once they are gathered.
-
-    Args:
-        model (`nn.Module`):
-            The model.
-        dtype (`torch.dtype`, *optional*):
-            In which they are gathered. If `None`, in that of the shards.
-    """
+    """Count the bytes of the weights that FSDP2 shards, once they are gathered in `dtype` or that of the shards."""
     sharded = [parameter for parameter in model.parameters() if isinstance(parameter, DTensor)]
     return sum(parameter.numel() * (dtype or parameter.dtype).itemsize for parameter in sharded)
 
 
 def _check_room(model: nn.Module, dtype: torch.dtype | None) -> None:
-    """
-    Raises:
-        RuntimeError: If the device has no room for all weights of a model.
-    """
+    """Raise a `RuntimeError` if the device has no room for all weights of a model."""
     device = next((parameter.device for parameter in model.parameters() if isinstance(parameter, DTensor)), None)
     if device is None or device.type != "cuda":
         return

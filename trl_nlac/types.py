@@ -63,48 +63,22 @@ class Episode:
     """
     One interaction with an environment. Its tokens are stored once: every state is a prefix of `token_ids`. Where the
     history is cut, `token_ids` continues with the cut history.
-
-    Args:
-        task (`dict[str, Any]`):
-            Row of the dataset that started the episode.
-        opening (`tuple[dict[str, Any], ...]`):
-            Messages that `reset` returned, without the policy's own prompt.
-        token_ids (`np.ndarray` of shape `(length,)` and dtype `int32`):
-            The whole conversation, from the first prompt to the last action.
-        turns (`tuple[Turn, ...]`):
-            The steps in order.
-        terminated (`bool`):
-            Whether the task itself ended: the score is final and the last step does not bootstrap.
-        truncated (`bool`):
-            Whether the episode was cut (turn limit, length limit, failed environment): the last step bootstraps.
-        failure (`str`, *optional*):
-            What failed in the environment, if anything: one of `FAILURE_KINDS`, a colon, the error. A failure
-            truncates.
-        is_log (`bool`, *optional*, defaults to `False`):
-            Whether it was read from a log rather than played here.
-        tools (`tuple[dict[str, Any], ...]`, *optional*):
-            JSON schemas of the tools that actions can call.
-        messages (`tuple[dict[str, Any], ...]`, *optional*):
-            The conversation of a log, as it was read; empty if the episode was played here.
-        extra (`dict[str, Any]`, *optional*):
-            Values that reward functions logged, for its row in the table of episodes. Not saved with the replay
-            buffer.
-        segments (`tuple[Episode, ...]`, *optional*):
-            The other conversations of the same run of an agent, each with the same final reward: of sub-agents, or
-            with a history that was not only appended to. Not saved with it, but as episodes of their own.
     """
 
-    task: dict[str, Any]
-    opening: tuple[Message, ...]
-    token_ids: np.ndarray
+    task: dict[str, Any]  # row of the dataset
+    opening: tuple[Message, ...]  # messages that `reset` returned, without the policy's own prompt
+    token_ids: np.ndarray  # `(length,)`, `int32`: the whole conversation, from the first prompt to the last action
     turns: tuple[Turn, ...]
-    terminated: bool
-    truncated: bool
-    failure: str | None = None
-    is_log: bool = False
-    tools: tuple[dict[str, Any], ...] = ()
-    messages: tuple[Message, ...] = ()
+    terminated: bool  # whether the task itself ended: the score is final and the last step does not bootstrap
+    truncated: bool  # by a limit of turns or length, or a failure: the last step bootstraps
+    failure: str | None = None  # what failed in the environment: one of `FAILURE_KINDS`, a colon, the error
+    is_log: bool = False  # whether it was read from a log rather than played here
+    tools: tuple[dict[str, Any], ...] = ()  # JSON schemas of the tools that actions can call
+    messages: tuple[Message, ...] = ()  # the conversation of a log, as it was read
+    # Values that reward functions logged, for its row in the table of episodes. Not saved with the replay buffer.
     extra: dict[str, Any] = field(default_factory=dict)
+    # The other conversations of the same run of an agent, each with the same final reward: of sub-agents, or with a
+    # history that was not only appended to. Not saved with it, but as episodes of their own.
     segments: tuple["Episode", ...] = ()
 
     @classmethod
@@ -147,30 +121,15 @@ def all_conversations(episodes: Iterable[Episode]) -> list[Episode]:
 
 @dataclass(frozen=True, eq=False)
 class Prompt:
-    """
-    Token ids as a shared trunk and a private branch, so that the samples of one episode stay a forest.
+    """Token ids as a shared trunk and a private branch, so that the samples of one episode stay a forest."""
 
-    Args:
-        trunk (`np.ndarray` of shape `(length,)`):
-            Tokens shared with other prompts, by reference.
-        trunk_end (`int`):
-            Where this prompt leaves the trunk.
-        branch (`tuple[int, ...]`):
-            Tokens that follow the trunk in this prompt only.
-        trunk_start (`int`, *optional*, defaults to `0`):
-            Where this prompt starts in the trunk.
-        tools (`tuple[dict[str, Any], ...]`, *optional*):
-            JSON schemas of the tools that an answer can call. The arguments of its calls are parsed by them.
-        opening_length (`int`, *optional*, defaults to `0`):
-            Number of its first tokens, up to the first action, that stay where its history is cut.
-    """
-
-    trunk: np.ndarray
-    trunk_end: int
-    branch: tuple[int, ...] = ()
-    trunk_start: int = 0
+    trunk: np.ndarray  # `(length,)`, shared with other prompts, by reference
+    trunk_end: int  # where this prompt leaves the trunk
+    branch: tuple[int, ...] = ()  # tokens that follow the trunk in this prompt only
+    trunk_start: int = 0  # where this prompt starts in the trunk
+    # JSON schemas of the tools that an answer can call. The arguments of its calls are parsed by them.
     tools: tuple[dict[str, Any], ...] = ()
-    opening_length: int = 0
+    opening_length: int = 0  # number of its first tokens, up to the first action, that stay where its history is cut
 
     @classmethod
     def of(cls, token_ids: list[int], tools: tuple[dict[str, Any], ...] = (), opening_length: int = 0) -> "Prompt":
@@ -257,50 +216,27 @@ class Sample:
 
 @dataclass(frozen=True, eq=False)
 class Answer:
-    """
-    What the model generated in one role.
+    """What the model generated in one role."""
 
-    Args:
-        prompt ([`Prompt`]):
-            The conversation up to the answer, without the prefill of the chat template.
-        token_ids (`tuple[int, ...]`):
-            The sampled tokens, with chain of thought and end-of-turn token.
-        text (`str`):
-            The text after the chain of thought, decoded without special tokens; a call in the chat template's own
-            format as JSON.
-        parsed (`Any`):
-            What the role's parser made of the text (a [`Critique`], an action, or the text itself); `None` if the
-            answer breaks its format or was cut off. A tool call is JSON, however it was written.
-        finished (`bool`, *optional*, defaults to `True`):
-            Whether it ended before the limit of tokens.
-    """
-
-    prompt: Prompt
-    token_ids: tuple[int, ...]
+    prompt: Prompt  # without the prefill of the chat template
+    token_ids: tuple[int, ...]  # as sampled, with chain of thought and end-of-turn token
+    # The text after the chain of thought, decoded without special tokens; a call in the chat template's own format as
+    # JSON.
     text: str
+    # What the role's parser made of the text (a `Critique`, an action, or the text itself); `None` if the answer
+    # breaks its format or was cut off. A tool call is JSON, however it was written.
     parsed: Any
-    finished: bool = True
+    finished: bool = True  # before the limit of tokens
 
 
 @dataclass(frozen=True)
 class Critique:
-    """
-    A natural language value Q_L(s, a): a possible future of an action and a verdict on it.
+    """A natural language value Q_L(s, a): a possible future of an action and a verdict on it."""
 
-    Args:
-        future (`str`):
-            What will happen; empty where a task is a single step.
-        optimal (`bool` or `None`):
-            The verdict; `None` where only the future was asked for (k > 1).
-        advice (`str`):
-            How to do better; empty where the verdict is "Yes".
-        verdict_span (`tuple[int, int]`, *optional*):
-            Start and end of the verdict's words in the text that the critique was parsed from.
-    """
-
-    future: str
-    optimal: bool | None
-    advice: str = ""
+    future: str  # what will happen; empty where a task is a single step
+    optimal: bool | None  # the verdict; `None` where only the future was asked for (k > 1)
+    advice: str = ""  # how to do better; empty where the verdict is "Yes"
+    # Start and end of the verdict's words in the text that the critique was parsed from.
     verdict_span: tuple[int, int] | None = field(default=None, compare=False)
 
     @property
@@ -320,24 +256,12 @@ class Judgement(NamedTuple):
 
 @dataclass(frozen=True)
 class Refinement:
-    """
-    An action and its refinement.
+    """An action and its refinement."""
 
-    Args:
-        action (`str`):
-            The first attempt: a fresh action a_t ~ pi_theta(. | s_t), or the stored one.
-        critique ([`Critique`]):
-            Q_L(s_t, a_t) of it.
-        refined_action ([`Answer`]):
-            a_t^r, the target of the policy loss.
-        is_kept (`bool`, *optional*, defaults to `False`):
-            Whether the critique calls the action the best, and it is its own refinement, without asking for one.
-    """
-
-    action: str
-    critique: Critique
-    refined_action: Answer
-    is_kept: bool = False
+    action: str  # a fresh a_t ~ pi_theta(. | s_t), or the stored one
+    critique: Critique  # Q_L(s_t, a_t)
+    refined_action: Answer  # a_t^r, the target of the policy loss
+    is_kept: bool = False  # whether the critique calls the action the best, so that none was asked for
 
     @property
     def complies(self) -> bool:
@@ -348,29 +272,14 @@ class Refinement:
 
 @dataclass(frozen=True, eq=False)
 class TrainingExample:
-    """
-    One prompt and the completion whose log-likelihood is trained.
+    """One prompt and the completion whose log-likelihood is trained."""
 
-    Args:
-        loss (`str`):
-            Which loss it belongs to: `"critic"` (L1, equation 5) or `"policy"` (L2, equation 6).
-        prompt ([`Prompt`]):
-            Context that is not trained on, with the prefill of the chat template.
-        completion_ids (`tuple[int, ...]`):
-            Trained tokens, as sampled.
-        weight (`float`, *optional*, defaults to `1.0`):
-            Factor of its loss. `0` fills up a batch.
-        transition_id (`int`, *optional*):
-            Its transition. The critic's loss sets the priority of that transition.
-        teacher_prompt ([`Prompt`], *optional*):
-            Context in which the initial weights read the completion, where the policy learns by their distribution.
-    """
-
-    loss: str
-    prompt: Prompt
-    completion_ids: tuple[int, ...]
-    weight: float = 1.0
-    transition_id: int | None = None
+    loss: str  # `"critic"` (L1, equation 5) or `"policy"` (L2, equation 6)
+    prompt: Prompt  # not trained on, with the prefill of the chat template
+    completion_ids: tuple[int, ...]  # as sampled
+    weight: float = 1.0  # of its loss; 0 fills up a batch
+    transition_id: int | None = None  # whose priority the critic's loss sets
+    # Context in which the initial weights read the completion, where the policy learns by their distribution.
     teacher_prompt: Prompt | None = None
 
     @property

@@ -87,21 +87,10 @@ def choose_format(
     is_single_step: bool = False,
 ) -> str:
     """
-    Choose the format of actions, and log it if the options leave it open.
-
-    Args:
-        name (`str`, *optional*):
-            The format that the options ask for. If `None`, `"tool_call"` where there are tools and the chat template
-            supports them; elsewhere `"text"` if `brings_tools` or `is_single_step`, and otherwise `"react"`.
-        chat ([`~chat.encoder.ChatEncoder`]):
-            Encodes messages.
-        tools (`list[dict[str, Any]]`):
-            JSON schemas of the tools that actions can call.
-        brings_tools (`bool`, *optional*, defaults to `False`):
-            Whether an agent brings its tools, if it has any, and its own words about answers, which `"react"` would
-            contradict.
-        is_single_step (`bool`, *optional*, defaults to `False`):
-            Whether tasks are prompts, whose answers are taken as they are.
+    Choose the format of actions, and log it if the options leave it open (`None`): `"tool_call"` where there are tools
+    and the chat template supports them; elsewhere `"text"` if `brings_tools` or `is_single_step`, and otherwise
+    `"react"`. An agent that brings its tools, if it has any, brings its own words about answers, too, which `"react"`
+    would contradict. In a single step tasks are prompts, whose answers are taken as they are.
 
     Raises:
         ValueError: If the name of a tool contains a token of the tokenizer's own, or a call of it is not read back.
@@ -123,21 +112,8 @@ def choose_format(
 
 class ActionFormat:
     """
-    The format of actions in a conversation.
-
-    Args:
-        chat ([`~chat.encoder.ChatEncoder`]):
-            Encodes messages.
-        name (`str`):
-            `"react"`, `"text"` or `"tool_call"`.
-        keeps_history (`bool`, *optional*, defaults to `True`):
-            Whether actions and observations stay in the conversation. If not, each state is the last observation.
-
-    Attributes:
-        calls_tools (`bool`):
-            Whether actions are tool calls in the chat template's own format.
-        shows_thoughts (`bool`):
-            Whether an action follows a thought in words.
+    The format of actions in a conversation: `"react"`, `"text"` or `"tool_call"`, which is the chat template's own. If
+    it does not keep the history, each state is the last observation.
 
     Raises:
         ValueError: If the chat template does not support the format.
@@ -153,7 +129,7 @@ class ActionFormat:
         self.name = name
         self.keeps_history = keeps_history
         self.calls_tools = name == "tool_call"
-        self.shows_thoughts = name == "react"
+        self.shows_thoughts = name == "react"  # whether an action follows a thought in words
         self._held_tools: set[str] = set()  # JSON of tools that were checked
 
     def check_tools(self, tools: Sequence[dict[str, Any]]) -> None:
@@ -199,20 +175,9 @@ class ActionFormat:
 
     def read(self, prompt: Prompt, token_ids: list[int], takes_whole: bool = False) -> tuple[str, str | None]:
         """
-        Decode an answer to `prompt`, and parse the action in it.
-
-        Args:
-            prompt ([`Prompt`]):
-                The conversation.
-            token_ids (`list[int]`):
-                The answer.
-            takes_whole (`bool`, *optional*, defaults to `False`):
-                Whether an answer in `"react"` without a thought is an action, too, where there are no tools, see
-                [`parse_plain`].
-
-        Returns:
-            `tuple[str, str | None]`: the text, where calls in the chat template's own format are JSON, and the action;
-            `None` if it cannot be read.
+        Decode an answer to `prompt`, in which calls in the chat template's own format become JSON, and parse the
+        action in it, `None` if it cannot be read. If it `takes_whole`, an answer in `"react"` without a thought is an
+        action, too, where there are no tools, see [`parse_plain`].
         """
         if not self.calls_tools:
             text = self.chat.decode(token_ids)
@@ -229,17 +194,9 @@ class ActionFormat:
 
     def parse(self, text: str, tools: Sequence[dict[str, Any]] = ()) -> str | None:
         """
-        Parse the text of an answer into an action.
-
-        Args:
-            text (`str`):
-                The text.
-            tools (`Sequence[dict[str, Any]]`, *optional*):
-                JSON schemas of the tools that actions can call. Without any, nothing is taken for a call.
-
-        Returns:
-            `str` or `None`: a call as JSON, however it was written, see [`~chat.call_reader.read_calls`], or the text
-            of any other action. `None` if the answer breaks the format, or is meant as a call that cannot be read.
+        Parse the text of an answer into an action: a call as JSON, however it was written, see
+        [`~chat.call_reader.read_calls`], or the text of any other action. `None` if the answer breaks the format, or
+        is meant as a call that cannot be read. Without tools nothing is taken for a call.
         """
         action = parse_react(text) if self.shows_thoughts else parse_text(text)
         if tools:

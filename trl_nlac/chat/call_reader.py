@@ -51,7 +51,7 @@ def without_observation(text: str) -> str:
 
 def read_calls(text: str, tools: list[dict[str, Any]]) -> list[Call] | None:
     """
-    Read the tool calls in an answer, however they are written:
+    Read the names and arguments of the tool calls in an answer, however they are written:
 
     - JSON, or Python's literals for it, with any usual names of the keys (`name` and `arguments`, `tool` and `args`,
       `action` and `action_input`, OpenAI's `function`), with arguments as an object or as a string;
@@ -60,19 +60,10 @@ def read_calls(text: str, tools: list[dict[str, Any]]) -> list[Call] | None:
     - markup: `<tool_call>...</tool_call>`, `<function=lookup>...</function>`, fences of code.
 
     There can be words before and after one call, but not between several. An invented observation ends the answer.
+    There are no calls if the answer is not one; `None` if it looks like one and cannot be read.
 
     What an argument quotes is no call, whatever its form: the form that begins first is read. Nothing is read within
     what is no call or cannot be read.
-
-    Args:
-        text (`str`):
-            The answer.
-        tools (`list[dict[str, Any]]`):
-            JSON schemas of the tools.
-
-    Returns:
-        `list[tuple[str, dict[str, Any]]]` or `None`: names and arguments. Empty if the answer is not a call; `None` if
-        it looks like one and cannot be read.
     """
     reader = _CallReader(tools)
     for part in dict.fromkeys((without_observation(text).strip(), text.strip())):
@@ -375,12 +366,7 @@ def _dict(value: Any) -> dict[str, Any]:
 
 
 def _value(text: str) -> Any:
-    """
-    Read a value in JSON, or in Python's literals.
-
-    Raises:
-        ValueError: If it is neither.
-    """
+    """Read a value in JSON, or in Python's literals; if it is neither, raise a `ValueError`."""
     try:
         return json.loads(text, strict=False)
     except (ValueError, RecursionError):

@@ -32,29 +32,6 @@ class ChatEncoder:
     (`<think>`, for example) are the `prefill`: they precede the sampled tokens, but do not stay in the conversation.
     Neither does a chain of thought, where the template drops it from earlier turns.
 
-    Args:
-        tokenizer ([`~transformers.PreTrainedTokenizerBase`]):
-            Tokenizer with a chat template.
-        chat_template_kwargs (`dict[str, Any]`, *optional*):
-            Additional arguments of the chat template.
-
-    Attributes:
-        template ([`~chat.template.ChatTemplate`]):
-            The template.
-        prefill (`list[int]`):
-            Tokens between a conversation and the sampled tokens.
-        end_of_turn_id (`int`):
-            Token that ends an assistant's turn within a conversation.
-        stop_ids (`list[int]`):
-            Tokens that the model samples at the end of its turn: of an answer, and of a tool call.
-        reasoning_tags (`tuple[str, str]` or `None`):
-            Start and end of a chain of thought, if the template has one.
-        keeps_sampled_tokens (`bool`):
-            Whether every token that an answer is sampled after or with stays in the conversation: there is no prefill,
-            and no chain of thought that could be dropped.
-        calls_tools (`bool`):
-            Whether the template shows tools and their calls, in a form that can be parsed.
-
     Raises:
         ValueError: If the tokenizer has no chat template, or one under which earlier turns change as a conversation
             grows.
@@ -67,6 +44,7 @@ class ChatEncoder:
         self.end_of_turn_id = self.template.end_of_turn_id
         self.stop_ids = self.template.stop_ids
         self.reasoning_tags = self.template.reasoning_tags
+        # Whether every token that an answer is sampled after or with stays in the conversation.
         self.keeps_sampled_tokens = self.reasoning_tags is None and not self.prefill
         self.calls_tools = self.template.calls_tools
         self._turn_end_ids = {self.end_of_turn_id, *self.stop_ids}
@@ -78,15 +56,10 @@ class ChatEncoder:
 
     def start(self, messages: list[Message], tools: list[dict[str, Any]] | None = None) -> list[int]:
         """
-        Encode a conversation, up to the assistant's answer.
-
-        Args:
-            messages (`list[dict[str, Any]]`):
-                Messages. An assistant's message can have `tool_calls`, with arguments as an object or as JSON text,
-                and its chain of thought in the field that the template reads, which is shown where the template keeps
-                it. The results of tools follow their calls.
-            tools (`list[dict[str, Any]]`, *optional*):
-                JSON schemas of the tools that the template shows.
+        Encode a conversation, up to the assistant's answer, with the tools that the template shows. An assistant's
+        message can have `tool_calls`, with arguments as an object or as JSON text, and its chain of thought in the
+        field that the template reads, which is shown where the template keeps it. The results of tools follow their
+        calls.
 
         Raises:
             ValueError: If a message has another role, two messages of the assistant follow each other, the name of a
@@ -121,13 +94,8 @@ class ChatEncoder:
 
     def reply(self, last_id: int, content: str) -> list[int]:
         """
-        Encode the user's message after an assistant's turn, up to the assistant's next answer.
-
-        Args:
-            last_id (`int`):
-                Last token of the assistant's turn. If the turn was cut off, its end-of-turn token comes first.
-            content (`str`):
-                The message.
+        Encode the user's message after an assistant's turn, up to the assistant's next answer. If the turn was cut
+        off, so that its `last_id` is another one, its end-of-turn token comes first.
         """
         scaffold = Scaffold(self.template.user_header, [self.template.opening])
         return self._end(last_id) + self._join(scaffold, [content])
@@ -184,16 +152,9 @@ class ChatEncoder:
         self, token_ids: list[int], tools: tuple[str, ...] = (), keeps_reasoning: bool | None = None
     ) -> list[int]:
         """
-        Reduce a sampled turn to the part that stays in the conversation. A turn without a chain of thought stays as
-        the template shows it, whatever the prefill was.
-
-        Args:
-            token_ids (`list[int]`):
-                The turn as it was sampled.
-            tools (`tuple[str, ...]`, *optional*):
-                The tools that it calls, if any.
-            keeps_reasoning (`bool`, *optional*):
-                Whether its chain of thought stays. If `None`, as the template does.
+        Reduce a sampled turn, which calls these tools, to the part that stays in the conversation. A turn without a
+        chain of thought stays as the template shows it, whatever the prefill was. With `keeps_reasoning=None` a chain
+        of thought stays where the template keeps it.
         """
         template = self.template
         if keeps_reasoning is None:

@@ -39,12 +39,10 @@ _ROLES = {"developer": "system", "function": "tool"}
 
 def read_conversation(messages: Any) -> tuple[list[Message], list[int]]:
     """
-    Read messages as a conversation between a user and the assistant, who can call tools; see the table.
-
-    Returns:
-        `tuple[list[dict[str, Any]], list[int]]`: messages with `role` and `content` (text), and where they have them
-        `tool_calls` (with arguments as JSON text), `tool_call_id`, `name` and thoughts; and for each message that was
-        given, the index of the one that it has become or is part of.
+    Read messages as a conversation between a user and the assistant, who can call tools; see the table. The new
+    messages have `role` and `content` (text), and where they have them `tool_calls` (with arguments as JSON text),
+    `tool_call_id`, `name` and thoughts. Returned with them, for each message that was given: the index of the one that
+    it has become or is part of.
 
     Raises:
         ValueError: If they are none.

@@ -22,10 +22,6 @@ class PlainText:
 
     Tags are all tokens that were added to a tokenizer's vocabulary, whether they are flagged as special or not, except
     for white space and single characters.
-
-    Args:
-        tokenizer ([`~transformers.PreTrainedTokenizerBase`]):
-            The tokenizer.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase):
@@ -52,15 +48,7 @@ class PlainText:
         return self._tag.search(text) is not None
 
     def render(self, template: Callable[[Any], str], value: Any) -> str:
-        """
-        Let a template show a value of others, in which every tag is broken until [`encode_rendered`].
-
-        Args:
-            template (`Callable[[Any], str]`):
-                Renders the value as text.
-            value (`Any`):
-                The value, as JSON has it.
-        """
+        """Let a template show a value of others, in which every tag is broken until [`encode_rendered`]."""
         text = template(_mapped(self._broken, value))
         if self._names.isdisjoint(_strings(value)):
             return text

@@ -43,13 +43,8 @@ _EXACT = {
 @dataclass(frozen=True)
 class Piece:
     """
-    What a template puts after a text.
-
-    Args:
-        space (`str`):
-            White space with which it begins. It is encoded together with the text, as in the whole conversation.
-        token_ids (`list[int]`):
-            The tokens after it.
+    What a template puts after a text: white space, which is encoded together with the text, as in the whole
+    conversation, and tokens after it.
     """
 
     space: str
@@ -58,15 +53,7 @@ class Piece:
 
 @dataclass(frozen=True)
 class Scaffold:
-    """
-    What a template puts around texts.
-
-    Args:
-        before (`list[int]`):
-            Tokens before the first text.
-        pieces (`list[Piece]`):
-            One after each text.
-    """
+    """What a template puts around texts: tokens before the first, and a piece after each."""
 
     before: list[int]
     pieces: list[Piece]
@@ -74,78 +61,16 @@ class Scaffold:
 
 @dataclass(frozen=True)
 class ToolScaffold:
-    """
-    What a template puts around the results of tools.
-
-    Args:
-        scaffold ([`Scaffold`]):
-            What stands around the results.
-        as_json (`bool`):
-            Whether the template writes results as JSON strings.
-        keeps_reasoning (`bool`):
-            Whether the call keeps its chain of thought.
-    """
+    """What a template puts around the results of tools."""
 
     scaffold: Scaffold
-    as_json: bool
-    keeps_reasoning: bool
+    as_json: bool  # whether the template writes results as JSON strings
+    keeps_reasoning: bool  # whether the call keeps its chain of thought
 
 
 class ChatTemplate:
     """
     The scaffold of a chat template: the tokens around messages, learned from a few rendered conversations.
-
-    Args:
-        tokenizer ([`~transformers.PreTrainedTokenizerBase`]):
-            Tokenizer with a chat template.
-        kwargs (`dict[str, Any]`):
-            Additional arguments of the chat template.
-
-    Attributes:
-        plain_text ([`~chat.plain_text.PlainText`]):
-            Encodes what others wrote.
-        opening_ids (`list[int]`):
-            Tokens that open every assistant's turn.
-        opening ([`Piece`]):
-            What stands between a user's message and the turn of the assistant.
-        prefill (`list[int]`):
-            Tokens between a conversation and the sampled tokens, which do not stay in the conversation.
-        header (`list[int]`):
-            Tokens that only past assistant's turns have after their opening.
-        call_headers (`dict[bool, list[int]]`):
-            The same for turns that call tools without a chain of thought: with text before the call, and without.
-        user_header (`list[int]`):
-            Tokens between an assistant's turn and the user's message that follows.
-        end_of_turn_id (`int`):
-            Token that ends an assistant's turn within a conversation.
-        stop_id (`int`):
-            Token that the model samples at the end of an answer.
-        stop_ids (`list[int]`):
-            Tokens that the model samples at the end of its turn: of an answer, and of a tool call.
-        reasoning_tags (`tuple[str, str]` or `None`):
-            Start and end of a chain of thought, if the template has one.
-        reasoning_field (`str`):
-            Field of a message from which the template reads a chain of thought.
-        starts_reasoning (`bool`):
-            Whether the sampled tokens begin within a chain of thought.
-        keeps_reasoning (`bool`):
-            Whether past turns keep their chain of thought.
-        thinks_by_default (`bool`):
-            Whether the template, with these arguments, lets the model think before it answers.
-        can_stop_thinking (`bool`):
-            Whether its argument `enable_thinking=False` would change that.
-        calls_tools (`bool`):
-            Whether the template shows tools and their calls, in a form that can be parsed.
-        call_opener (`str`):
-            Text before the name of a called tool, without white space; empty without `calls_tools`.
-        call_close_id (`int` or `None`):
-            Token that closes a call within its turn, if the template has one.
-        writes_json (`bool`):
-            Whether the template writes the arguments of calls in JSON, which holds them all.
-        value_pattern (`regex.Pattern` or `None`):
-            What a key and a value of a call match, if the template writes values as they are, in markup.
-        call_end_id (`int` or `None`):
-            Token that ends a turn with tool calls.
 
     Raises:
         ValueError: If the tokenizer has no chat template, or one under which earlier turns change as a conversation
@@ -237,11 +162,9 @@ class ChatTemplate:
 
     def turn_scaffold(self, message: Message) -> tuple[Scaffold, list[str]]:
         """
-        Cut an assistant's turn where its chain of thought and its content are.
-
-        Returns:
-            `tuple[Scaffold, list[str]]`: what stands around them, after the opening of the turn, and those of them
-            that the template shows in the turn. The last piece extends beyond its end.
+        Cut an assistant's turn where its chain of thought and its content are, into what stands around them, after the
+        opening of the turn, and those of them that the template shows in the turn. The last piece extends beyond its
+        end.
 
         Raises:
             ValueError: If the template cannot show the turn.
@@ -351,9 +274,10 @@ class ChatTemplate:
         # In tokens, not in characters: the first ones of `<think>` and `</think>` are the same.
         past, answer = self.piece(to_past).token_ids, self.piece(to_answer).token_ids
         self.opening_ids = _common_start(past, answer)
+        # What stands between a user's message and the turn of the assistant.
         self.opening = Piece(self.piece(to_answer).space, self.opening_ids)
-        self.prefill = answer[len(self.opening_ids) :]
-        self.header = past[len(self.opening_ids) :]
+        self.prefill = answer[len(self.opening_ids) :]  # before sampled tokens; not in past turns
+        self.header = past[len(self.opening_ids) :]  # only of past turns, after their opening
         after = self.encode(past_to_user)
         if not after or after[0] not in self._tag_ids:
             raise ValueError(
@@ -361,31 +285,38 @@ class ChatTemplate:
                 "token of its own, so the end of an action cannot be learned. Use a template that does, with a "
                 "tokenizer that has this token."
             )
+        # A turn of the assistant ends with the former within a conversation; the latter begins the user's message.
         self.end_of_turn_id, self.user_header = after[0], after[1:]
-        self.stop_id = [*self._tags_after(1, _user(0), _assistant(1)), self.end_of_turn_id][0]
+        self.stop_id = [*self._tags_after(1, _user(0), _assistant(1)), self.end_of_turn_id][0]  # ends a sampled answer
         self._takes_system = self._shows(_user(0) | {"role": "system"}, _user(1))
         self._takes_repeats = self._shows(_user(0), _user(1))
         self._learn_reasoning(to_answer)
         self._learn_tool_calls()
+        # The model samples them at the end of its turn: of an answer, and of a tool call.
         self.stop_ids = list(dict.fromkeys([self.stop_id, *([self.call_end_id] if self.calls_tools else [])]))
 
     def _learn_reasoning(self, to_answer: str) -> None:
         text = self.tokenizer.get_chat_template()  # of several, that for conversations without tools
         self.reasoning_tags = next((t for t in _REASONING_TAGS if t[0] in text or t[1] in text), None)
         opened, closed = (to_answer.rfind(tag) for tag in self.reasoning_tags or ("", ""))
-        self.starts_reasoning = opened > closed
+        self.starts_reasoning = opened > closed  # whether sampled tokens begin within a chain of thought
         fields = [name for name in _REASONING_FIELDS if name in text]
         self.reasoning_field, self._reads_reasoning = [*fields, *_REASONING_FIELDS][0], bool(fields)
-        self.keeps_reasoning = self._is_reasoning_kept(_assistant(1), _user(2))
+        self.keeps_reasoning = self._is_reasoning_kept(_assistant(1), _user(2))  # in past turns
+        # Whether `enable_thinking=False` stops it.
         self.can_stop_thinking = self.render([_user(0)], enable_thinking=False) != self.render([_user(0)])
         has_analysis = self.reasoning_tags == _REASONING_TAGS[0]  # the models of this template always think
+        # Whether the template, with these arguments, lets the model think before it answers.
         self.thinks_by_default = self.starts_reasoning or self.can_stop_thinking or has_analysis
 
     def _learn_tool_calls(self) -> None:
         """Learn how a tool call begins and ends, if the template supports tools and its answers can be parsed."""
+        # Text before the name of a called tool, without white space, and `header` for turns that call tools without a
+        # chain of thought: with text before the call (`True`), and without.
         self.calls_tools, self.call_opener, self.call_headers = False, "", {True: [], False: []}
+        # Tokens that close a call within its turn, if the template has one, and that end a turn with calls.
         self.call_close_id = self.call_end_id = self.value_pattern = None
-        self.writes_json, self._null = True, ""
+        self.writes_json, self._null = True, ""  # the arguments of calls
         try:
             if not supports_tool_calling(self.tokenizer):
                 return
@@ -402,6 +333,7 @@ class ChatTemplate:
         for opening, closing in of_calls.get("content_args", {}).get("string_delims", []):  # Gemma 4 writes `None`
             self._null = f"{opening}{NULL}{closing}"
         if of_calls.get("content") == "xml-inline":
+            # What a key and a value of a call match, if the template writes values as they are, in markup.
             self.value_pattern = regex.compile(of_calls["content_args"]["tag_pattern"], regex.DOTALL)
         result = _result("NLACTOOL", 2)
         to_call, to_result = _cut(self.render([_user(0), _calls("NLACTOOL"), result]), [0, 1, 2])[1:3]

@@ -17,17 +17,8 @@ def load_processing_class(
     model: PreTrainedModel, revision: str | None = None, trust_remote_code: bool = False, folder: str | None = None
 ) -> PreTrainedTokenizerBase | ProcessorMixin:
     """
-    Load the tokenizer of a model, or the processor of a multimodal one.
-
-    Args:
-        model ([`~transformers.PreTrainedModel`]):
-            The model.
-        revision (`str`, *optional*):
-            Branch, tag or commit of the model on the Hub.
-        trust_remote_code (`bool`, *optional*, defaults to `False`):
-            Whether code from the Hub can run.
-        folder (`str`, *optional*):
-            Where it is. If `None`, with the model, or with the base model of an adapter.
+    Load the tokenizer of a model, or the processor of a multimodal one, from `folder`. If it is `None`, it is that of
+    the model, or of the base model of an adapter.
 
     Raises:
         ValueError: If it cannot be loaded.

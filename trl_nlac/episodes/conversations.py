@@ -54,24 +54,11 @@ def record_conversation(
     first_action: int | None = None,
 ) -> Recorder:
     """
-    Record a conversation as if the policy had played it.
-
-    Args:
-        messages (`list[dict[str, Any]]`):
-            Messages from [`~chat.message_reader.read_conversation`]. Tool calls use the chat template's own format
-            with `action_format="tool_call"`, and JSON in the action otherwise.
-        actions ([`~chat.actions.ActionFormat`]):
-            The format of actions.
-        prompts ([`NLACPrompts`]):
-            The prompts; here those of the policy.
-        tools (`list[dict[str, Any]]`, *optional*):
-            JSON schemas of the tools.
-        max_prompt_length (`int`, *optional*):
-            Maximum number of tokens of a state, to which a longer history is cut.
-        is_open (`bool`, *optional*, defaults to `False`):
-            Whether the messages after the last action wait for an answer.
-        first_action (`int`, *optional*):
-            Index of the message with the first action. If `None`, the assistant's first after a user's.
+    Record a conversation from [`~chat.message_reader.read_conversation`] as if the policy had played it, with the
+    policy's prompts. Tool calls use the chat template's own format with `action_format="tool_call"`, and JSON in the
+    action otherwise. A history is cut where a state has more than `max_prompt_length` tokens. The messages after the
+    last action wait for an answer if the conversation `is_open`. `first_action` is the index of the message with the
+    first action; if `None`, it is the assistant's first after a user's.
 
     Raises:
         ValueError: If a state is too long although its history is cut, or the chat template cannot show a turn.
@@ -113,13 +100,10 @@ def record_conversation(
 
 def conversation(episode: Episode, actions: ActionFormat) -> dict[str, Any]:
     """
-    Write an episode as a row that [`~episodes.logs.episodes_from_logs`] reads. A log is written as it was read. One
-    observation that answered several calls becomes the result of each.
-
-    Returns:
-        `dict[str, Any]`: `messages` (without the policy's own prompt, and with the arguments of tool calls as JSON
-        text), `reward`, `terminated`, `task` and `tools` in JSON, and `first_action`: the index of the message with
-        the first action, where the assistant has spoken before; otherwise `None`.
+    Write an episode as a row that [`~episodes.logs.episodes_from_logs`] reads: `messages` (without the policy's own
+    prompt, and with the arguments of tool calls as JSON text), `reward`, `terminated`, `task` and `tools` in JSON, and
+    `first_action`: the index of the message with the first action, where the assistant has spoken before; otherwise
+    `None`. A log is written as it was read. One observation that answered several calls becomes the result of each.
     """
     messages = episode.messages
     if not messages:

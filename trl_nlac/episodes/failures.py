@@ -15,13 +15,7 @@ MAX_LEFT_BEHIND = 1000  # on a process
 
 
 class FailureMonitor:
-    """
-    Count failed environments among the last episodes.
-
-    Args:
-        max_rate (`float`):
-            Share of failures above which training stops.
-    """
+    """Count failed environments among the last episodes. Training stops above a share of `max_rate`."""
 
     def __init__(self, max_rate: float):
         self.max_rate = max_rate
@@ -61,11 +55,8 @@ class FailureMonitor:
 
 def check_played(empty: list[tuple[int, str]]) -> None:
     """
-    Stop where tasks are played again and again, and training cannot start.
-
-    Args:
-        empty (`list[tuple[int, str]]`):
-            Of each process, how often in a row not one turn was played of those that it needs, and why.
+    Stop where tasks are played again and again, and training cannot start. Of each process, `empty` has how often in a
+    row not one turn was played of those that it needs, and why.
 
     Raises:
         RuntimeError: If that happened to one process too often, or to all of them twice.

@@ -92,29 +92,16 @@ def episodes_from_logs(
     max_prompt_length: int | None = None,
 ) -> list[Episode]:
     """
-    Read logged conversations, by any agent, as episodes.
+    Read logged conversations, by any agent, as episodes, one for each row of this process's share.
 
-    Args:
-        dataset ([`~datasets.Dataset`]):
-            With the columns `messages` (chat messages in OpenAI's form, see [`~chat.message_reader`]) and `reward`
-            (the final score). In a column `terminated`, `False` marks a conversation that was cut, and a null stands
-            for `True`; `tools` has JSON schemas of the tools, `task` the JSON of a
-            dataset's row, `first_action` the index of the message with the first action, where the assistant has
-            spoken before.
-        actions ([`~chat.actions.ActionFormat`]):
-            The format of actions.
-        prompts ([`NLACPrompts`]):
-            The prompts; here those of the policy.
-        rank (`int`, *optional*, defaults to `0`), world_size (`int`, *optional*, defaults to `1`):
-            Which share of the rows to read, of how many.
-        max_prompt_length (`int`, *optional*):
-            Maximum number of tokens of a state, to which a longer history is cut.
+    The columns are `messages` (chat messages in OpenAI's form, see [`~chat.message_reader`]) and `reward` (the final
+    score). In a column `terminated`, `False` marks a conversation that was cut, and a null stands for `True`; `tools`
+    has JSON schemas of the tools, `task` the JSON of a dataset's row, `first_action` the index of the message with the
+    first action, where the assistant has spoken before.
 
-    Returns:
-        `list[Episode]`: one for each row.
-
-    Texts that are too long for a prompt are shortened as in an episode that is played; a warning counts the rows.
-    Another warns of arguments that [`~datasets.Dataset.from_list`] may have changed, see [`logs_dataset`].
+    A history is cut where a state has more than `max_prompt_length` tokens. Texts that are too long for a prompt are
+    shortened as in an episode that is played; a warning counts the rows. Another warns of arguments that
+    [`~datasets.Dataset.from_list`] may have changed, see [`logs_dataset`].
 
     Raises:
         ValueError: If rows are malformed or too long; the message names the first ones by number and reason.
@@ -150,15 +137,8 @@ def episodes_from_logs(
 
 def offline_tasks(replay_dataset: Dataset | None, for_playing: dict[str, Any], world_size: int = 1) -> Dataset:
     """
-    Make a row for each logged conversation, so that an epoch is as long as if they had been played.
-
-    Args:
-        replay_dataset ([`~datasets.Dataset`], *optional*):
-            The logs.
-        for_playing (`dict[str, Any]`):
-            Arguments that need an environment, by name; `None` where there is none.
-        world_size (`int`, *optional*, defaults to `1`):
-            Number of processes.
+    Make a row for each logged conversation, so that an epoch is as long as if they had been played. `for_playing` are
+    arguments that need an environment, by name; `None` where there is none.
 
     Raises:
         ValueError: If there are no logs, or fewer than processes, or an argument needs an environment.
@@ -182,10 +162,7 @@ def offline_tasks(replay_dataset: Dataset | None, for_playing: dict[str, Any], w
 
 
 def _refuse(problems: dict[int, str], num_rows: int) -> None:
-    """
-    Raises:
-        ValueError: If rows have problems. It names the first ones, and counts the others by reason.
-    """
+    """Raise a `ValueError` if rows have problems. It names the first ones, and counts the others by reason."""
     if not problems:
         return
     first = [f"row {i}: {problem}" for i, problem in list(problems.items())[:5]]

@@ -17,23 +17,8 @@ from .rounds import Rollouts
 class Player:
     """
     Play tasks on every process, or take the episodes that were played beside training. All processes call each method
-    together. What ends playing on one process is raised once all have met.
-
-    Args:
-        rollouts ([`~episodes.rounds.Rollouts`]):
-            Plays.
-        failures ([`~episodes.failures.FailureMonitor`]):
-            Counts failed environments.
-        rendezvous ([`~rendezvous.Rendezvous`]):
-            Where processes wait for those that still play.
-        store (`Callable[[list[Episode]], Any]`):
-            Stores episodes.
-        other_tasks (`Callable[[int], list[dict[str, Any]]]`):
-            Draws tasks, for what is played before training can start.
-        generating (`Callable[[], AbstractContextManager]`):
-            Opens a session with the policy's weights.
-        timed (`Callable[[str], AbstractContextManager]`):
-            Measures the seconds of a phase.
+    together. What ends playing on one process is raised once all have met. `other_tasks` draws tasks for what is
+    played before training can start, and `timed` measures the seconds of a phase.
     """
 
     def __init__(
@@ -73,17 +58,8 @@ class Player:
 
     def play(self, tasks: list[dict[str, Any]], step: int, has_data: bool, is_last: bool) -> None:
         """
-        Play tasks, then others until there is something to train on on every process, and store the episodes.
-
-        Args:
-            tasks (`list[dict[str, Any]]`):
-                Rows of the dataset.
-            step (`int`):
-                Number of optimizer steps before.
-            has_data (`bool`):
-                Whether this process can train on what it has already.
-            is_last (`bool`):
-                Whether no iteration follows.
+        Play tasks, then others until there is something to train on on every process, and store the episodes. `step`
+        is the number of optimizer steps before. A process that has data can train on what it has already.
 
         Raises:
             TrainingStopped: If too many environments fail or hang.

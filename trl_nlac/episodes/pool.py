@@ -58,39 +58,15 @@ class EnvironmentPool:
     """
     Environment instances, reused from episode to episode.
 
-    Args:
-        environment_factory (`Callable` or `dict[str, Callable]`, *optional*):
-            Makes an instance: a [`gymnasium.Env`], a text environment if it has `step`, otherwise a TRL environment
-            whose public methods are tools. With a dict, the column `environment` of a task names the factory. With
-            `None` and no tools, nothing can be played.
-        tools (`list[Callable]`, *optional*):
-            Standalone tools, with or without a TRL environment.
-        max_instances (`int`, *optional*):
-            Maximum number of instances at the same time, with those that are closing: each of these counts for at most
-            `CLOSING_SECONDS`. If `None`, one for each episode.
-        timeout (`float`, *optional*):
-            Seconds after which a call of an instance, its factory included, counts as hanging. If `None`, never.
-        workers (`str`, *optional*, defaults to `"thread"`):
-            Where instances are played: `"thread"`, each in a thread of this process, `"process"`, each in a process of
-            its own, or `"ray"`, each in a process of a Ray cluster. The example is made in this process.
+    A factory makes an instance: a [`gymnasium.Env`], a text environment if it has `step`, otherwise a TRL environment
+    whose public methods are tools. With a dict of factories, the column `environment` of a task names one. With `None`
+    and no tools, nothing can be played. Standalone `tools` go with a TRL environment, or without any.
 
-    Attributes:
-        example ([`TextEnvironment`], *optional*):
-            An instance of the first environment, if there is any.
-        oracle ([`Oracle`], *optional*):
-            The ground truth, if there is a single environment and it has one.
-        tool_schemas (`list[dict[str, Any]]`):
-            JSON schemas of the tools of all environments.
-        seeded (`set[str]`):
-            Names of the environments whose `reset` takes a `seed`.
-        takes_answers (`set[str]`):
-            Names of the environments whose `step` takes a [`~episodes.text_environment.PolicyAnswer`].
-        brings_tools (`bool`):
-            Whether the tools of an environment are known only when an episode begins.
-        pays (`bool`):
-            Whether every environment gives rewards.
-        last_failure (`str`):
-            Traceback of the last failure of an environment.
+    At most `max_instances` exist at the same time, with those that are closing: each of these counts for at most
+    `CLOSING_SECONDS`. If it is `None`, each episode has one. A call of an instance, its factory included, counts as
+    hanging after `timeout` seconds. Instances are played by `workers`: `"thread"`, each in a thread of this process,
+    `"process"`, each in a process of its own, or `"ray"`, each in a process of a Ray cluster. The example is made in
+    this process.
 
     Raises:
         TimeoutError: If a factory takes longer than `timeout`.
@@ -111,7 +87,7 @@ class EnvironmentPool:
             environment_factory = Prompts
         self.max_instances = max_instances
         self.timeout = timeout
-        self.last_failure = ""
+        self.last_failure = ""  # traceback of the last failure of an environment
         self._tools = tools
         self._move: Mover | None = _mover(workers)
         self._routed = isinstance(environment_factory, dict)
@@ -137,15 +113,19 @@ class EnvironmentPool:
                     f"got {shown(factory)}."
                 )
             examples[name] = self._make_example(name)
-        self.example = next(iter(examples.values()), None)
+        self.example = next(iter(examples.values()), None)  # an instance of the first
+        # The ground truth, if there is a single environment and it has one.
         self.oracle: Oracle | None = None if self._routed or not examples else self.example.oracle
+        # Names of the environments whose `reset` takes a `seed`.
         self.seeded = {name for name, example in examples.items() if example.takes_seed}
+        # Names of the environments whose `step` takes a `PolicyAnswer`.
         self.takes_answers = {name for name, example in examples.items() if example.takes_answers}
+        # Whether the tools of an environment are known only when an episode begins.
         self.brings_tools = any(example.brings_tools for example in examples.values())
         self._schemas = {name: _schemas(example) for name, example in examples.items()}
         self._example_of = examples
         self.tool_schemas = [schema for schemas in self._schemas.values() for schema in schemas]
-        self.pays = all(example.pays for example in examples.values())
+        self.pays = all(example.pays for example in examples.values())  # whether every environment gives rewards
 
     def __bool__(self) -> bool:
         """Whether there is an environment."""

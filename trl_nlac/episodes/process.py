@@ -57,12 +57,7 @@ class RemoteEnvironment(TextEnvironment):
 
     @abstractmethod
     def _ask_host(self, request: bytes) -> bytes:
-        """
-        Return the host's answer.
-
-        Raises:
-            EnvironmentFailure: If its process has ended.
-        """
+        """Return the host's answer. If its process has ended, raise an [`EnvironmentFailure`]."""
 
     @abstractmethod
     def _close_host(self, in_call: bool) -> None:
@@ -88,10 +83,6 @@ class ProcessEnvironment(RemoteEnvironment):
     """
     Plays an environment in a process of its own: one that computes in Python then holds up neither the others nor
     training.
-
-    Args:
-        make (`Callable[[], TextEnvironment]`):
-            Makes the environment, in the process.
     """
 
     def __init__(self, make: Callable[[], TextEnvironment]):
@@ -143,11 +134,8 @@ class _InProcess(Exception):
 
 class Host:
     """
-    Makes an environment at its first call, and answers calls of its methods.
-
-    Args:
-        pickled_make (`bytes`):
-            A function that makes the environment, as `cloudpickle` writes it.
+    Makes an environment at its first call, and answers calls of its methods. The function that makes it is pickled by
+    `cloudpickle`.
     """
 
     def __init__(self, pickled_make: bytes):

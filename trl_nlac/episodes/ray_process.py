@@ -32,13 +32,7 @@ class _Host(Host):
 
 
 class RayEnvironment(RemoteEnvironment):
-    """
-    Plays an environment in a Ray actor. The machines of the cluster are taken in turn.
-
-    Args:
-        make (`Callable[[], TextEnvironment]`):
-            Makes the environment, in the actor.
-    """
+    """Plays an environment in a Ray actor. The machines of the cluster are taken in turn."""
 
     def __init__(self, make: Callable[[], TextEnvironment]):
         super().__init__()

@@ -241,23 +241,13 @@ class EpisodeRecorder:
     """
     Record one episode as it happens. It is one conversation, unless the environment opens others, see
     [`~environments.StepResult`]; each is then an episode of its own. All share the final reward and that of the step
-    that terminates the episode.
-
-    Args:
-        *args, **kwargs:
-            As in [`Recorder`].
-
-    Attributes:
-        conversations (`list[Recorder]`):
-            The conversations, in the order of their beginnings.
-        extra (`dict[str, Any]`):
-            Values that reward functions logged.
+    that terminates the episode. Arguments are those of [`Recorder`].
     """
 
     def __init__(self, *args, **kwargs):
         self._new = partial(Recorder, *args, **kwargs)
-        self.conversations = [self._new()]
-        self.extra: dict[str, Any] = {}
+        self.conversations = [self._new()]  # in the order of their beginnings
+        self.extra: dict[str, Any] = {}  # values that reward functions logged
         self.terminated = self.truncated = False
         self._current = 0  # the conversation in which the policy is asked
         # Answers without their observations, and their rewards so far.

@@ -45,29 +45,11 @@ def load_rewards(
     is_single_step: bool = False,
 ) -> "EpisodeRewards | None":
     """
-    Load the reward functions, if there are any.
-
-    Args:
-        reward_funcs (`Callable`, `str`, [`~transformers.PreTrainedModel`] or a list of them, *optional*):
-            The functions, and reward models or their names.
-        weights (`list[float]`, *optional*):
-            Their weights.
-        context (`Callable[[], dict[str, Any]]`):
-            Returns additional arguments for the functions.
-        environment_pays (`bool`):
-            Whether the environment gives rewards.
-        environment_workers (`str`, *optional*, defaults to `"thread"`):
-            Where environments play: functions cannot read those in other processes.
-        processing_classes ([`~transformers.PreTrainedTokenizerBase`] or a list of them, *optional*):
-            Tokenizers of reward models, one for each entry of `reward_funcs`.
-        device (`torch.device`, *optional*):
-            Where reward models compute. If `None`, on the CPU.
-        init_kwargs (`dict[str, Any]`, *optional*):
-            With which reward models are loaded by name, and the tokenizers of all.
-        chat_template_kwargs (`dict[str, Any]`, *optional*):
-            Arguments of the chat templates of reward models.
-        is_single_step (`bool`, *optional*, defaults to `False`):
-            Whether tasks are prompts, and their answers the whole episodes.
+    Load the reward functions, and reward models by their names, if there are any. Tokenizers are those of reward
+    models, one for each entry of `reward_funcs`. Reward models compute on `device`, or else on the CPU. Those that are
+    loaded by name get `init_kwargs`, and so do the tokenizers of all. Functions cannot read environments in other
+    processes (`environment_workers`). `context` returns additional arguments for the functions. In a single step tasks
+    are prompts, and their answers the whole episodes.
 
     Raises:
         ValueError: If nothing gives rewards, there are weights or tokenizers without functions, a function cannot read
@@ -113,20 +95,9 @@ def load_rewards(
 class RewardModel:
     """
     Scores the conversation of an episode with a model that has one label, as [`~trl.GRPOTrainer`] does. Processes
-    score their episodes alone, so each of them has the whole model.
-
-    Args:
-        model (`str` or [`~transformers.PreTrainedModel`]):
-            The model, or its name or path.
-        tokenizer ([`~transformers.PreTrainedTokenizerBase`], *optional*):
-            Its tokenizer, with a chat template. If `None`, the one of its name or path.
-        device (`torch.device`, *optional*):
-            Where it computes. If `None`, where it is.
-        init_kwargs (`dict[str, Any]`, *optional*):
-            Arguments of `from_pretrained` for a model that is loaded by name. Its tokenizer gets `revision` and
-            `trust_remote_code`.
-        chat_template_kwargs (`dict[str, Any]`, *optional*):
-            Arguments of its chat template.
+    score their episodes alone, so each of them has the whole model. Where `device` is `None`, it computes where it is.
+    The tokenizer, if it is loaded by the model's name or path, gets `revision` and `trust_remote_code` of
+    `init_kwargs`.
 
     Raises:
         ValueError: If the model or its tokenizer cannot be loaded, it has several labels, or it is sharded.
@@ -207,21 +178,12 @@ class EpisodeRewards:
     `completions`, `completion_ids` and `environments`, and with the columns of the dataset that have other names, and
     return one reward per episode. `None` leaves a function out for an episode, and an
     [`~environments.EnvironmentFailure`] that is returned in its place says that this episode cannot be scored.
-    Functions can be asynchronous.
+    Functions can be asynchronous. Weights are 1 if they are `None`. `context` returns additional arguments for the
+    functions.
 
-    Args:
-        reward_funcs (`list[Callable]`):
-            The functions.
-        reward_weights (`list[float]`, *optional*):
-            Their weights. If `None`, 1 each.
-        context (`Callable[[], dict[str, Any]]`, *optional*):
-            Returns additional arguments for the functions.
-        environment_pays (`bool`, *optional*, defaults to `False`):
-            Whether the environment gives rewards, too. If not, an episode to which no function gives one is reported,
-            once.
-        is_single_step (`bool`, *optional*, defaults to `False`):
-            Whether tasks are prompts, and their answers the whole episodes. Functions then get text where the column
-            `prompt` is text, and otherwise messages.
+    If the environment does not pay, an episode to which no function gives a reward is reported, once. In a single step
+    tasks are prompts, and their answers the whole episodes; functions then get text where the column `prompt` is text,
+    and otherwise messages.
 
     Raises:
         ValueError: If there are not as many weights as functions.
@@ -276,8 +238,7 @@ class EpisodeRewards:
         tasks: list[dict[str, Any]],
     ) -> list[Score]:
         """
-        Returns:
-            `list[Score]`: of each episode.
+        Score each episode.
 
         Raises:
             EnvironmentFailure: If a function raises, returns something else than one reward for each episode, or logs
@@ -331,10 +292,7 @@ def _numbered(names: list[str]) -> list[str]:
 
 
 def _one_for_each(values: Any, number: int, what: str) -> list[Any]:
-    """
-    Raises:
-        TypeError: If there is not one value for each of `number` episodes.
-    """
+    """Return values as a list; if there is not one for each of `number` episodes, raise a `TypeError`."""
     if isinstance(values, str | bytes | dict) or not isinstance(values, Iterable):
         raise TypeError(f"it gave {type(values).__name__} as {what}, expected one for each of {number} episodes")
     values = list(islice(values, number + 1))

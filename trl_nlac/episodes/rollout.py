@@ -65,32 +65,20 @@ def play_episodes(
     stopping: threading.Event | None = None,
 ) -> list[Episode]:
     """
-    Play one episode of each task (algorithm 1, lines 3 to 6). Environments step at the same time, each in its thread.
-    An engine or server answers each episode as soon as it waits for an action; with transformers the episodes that
-    wait are answered in one batch. The samples of an episode depend on torch's random state at the start and on its
-    place in `tasks`, not on the speed of the others. What environments do to that state is undone at the end.
+    Play one episode of each task (algorithm 1, lines 3 to 6), and return them in the order of the tasks. Environments
+    step at the same time, each in its thread. An engine or server answers each episode as soon as it waits for an
+    action; with transformers the episodes that wait are answered in one batch. An episode ends after `max_turns` as
+    `turn_limit` says, and a history is cut at `max_prompt_length`. One whose environment failed ends with its last
+    clean turn. One that consisted of several conversations has the others as its `segments`, see
+    [`~types.all_conversations`].
 
-    Args:
-        pool ([`~episodes.pool.EnvironmentPool`]):
-            The environments.
-        tasks (`list[dict[str, Any]]`):
-            Rows of the dataset.
-        roles ([`~method.roles.Roles`]):
-            The roles, with their options: an episode ends after `max_turns` as `turn_limit` says, a history is cut at
-            `max_prompt_length`.
-        act (`Callable`, *optional*):
-            Answers states, given as prompts and seeds, with one [`~types.Answer`] each. If `None`, the policy does.
-        rewards ([`~episodes.rewards.EpisodeRewards`], *optional*):
-            Reward functions that score finished episodes. They see the environments, so an instance is kept for its
-            episode until then, and no more episodes than instances are played before.
-        seed (`int`, *optional*):
-            Seed of the samples, in place of torch's random state, which is then left to other threads.
-        stopping (`threading.Event`, *optional*):
-            Another thread sets it to give the episodes up.
+    `act` answers states, given as prompts and seeds, in place of the policy. Reward functions see the environments, so
+    an instance is kept for its episode until they have scored it, and no more episodes than instances are played
+    before. Another thread sets `stopping` to give the episodes up.
 
-    Returns:
-        `list[Episode]`: in the order of the tasks. An episode whose environment failed ends with its last clean turn.
-        One that consisted of several conversations has the others as its `segments`, see [`~types.all_conversations`].
+    The samples of an episode depend on torch's random state at the start and on its place in `tasks`, not on the speed
+    of the others. What environments do to that state is undone at the end. With a `seed` it is not used, but left to
+    other threads.
 
     Raises:
         InterruptedError: If the episodes were given up.
@@ -122,10 +110,8 @@ def play_episodes(
 
 def replay(pool: EnvironmentPool, roles: Roles, task: dict[str, Any], action_texts: list[str]) -> Episode | None:
     """
-    Record the episode in which an instance of the pool gets the given actions, as if the policy had sampled them.
-
-    Returns:
-        `Episode`, *optional*: `None` if the environment failed, which is logged.
+    Record the episode in which an instance of the pool gets the given actions, as if the policy had sampled them;
+    `None` if the environment failed, which is logged.
     """
     name, keywords, tool_schemas = pool.route(task)
     keywords = with_seed(keywords, 0) if name in pool.seeded else keywords

@@ -36,26 +36,9 @@ class _Round:
 
 
 class Rollouts:
-    """
-    Play the tasks of each iteration, and wait for their episodes.
+    """Play the tasks of each iteration, and wait for their episodes."""
 
-    Args:
-        pool ([`~episodes.pool.EnvironmentPool`]):
-            The environments.
-        roles ([`~method.roles.Roles`]):
-            The roles.
-        rewards ([`~episodes.rewards.EpisodeRewards`], *optional*):
-            Reward functions.
-
-    Attributes:
-        lost (`BaseException`, *optional*):
-            The error that ended episodes played beside training, as [`wait`] found it. All others can be taken.
-        ended (`list[Episode]`):
-            Episodes played beside training that have ended and were not returned yet. A checkpoint keeps them.
-        begun (`list[int]`):
-            Numbers of optimizer steps before the rounds that these are of.
-    """
-
+    # The error that ended episodes played beside training, as `wait` found it. All others can be taken.
     lost: BaseException | None = None
     are_beside = False  # whether episodes are played beside training
 
@@ -63,38 +46,22 @@ class Rollouts:
         self.pool = pool
         self.roles = roles
         self.rewards = rewards
-        self.ended: list[Episode] = []
-        self.begun: list[int] = []
+        self.ended: list[Episode] = []  # played beside training and not returned yet; a checkpoint keeps them
+        self.begun: list[int] = []  # numbers of optimizer steps before the rounds that `ended` are of
         self._most_tasks = 0  # that were played at the same time
 
     def wait(self, step: int, for_all: bool = False) -> None:
         """
         Wait for the episodes that would be too old for the next iteration, or for all. Call it before weights change.
-        An error that ended some is not raised: it is [`lost`], and a warning counts them.
-
-        Args:
-            step (`int`):
-                Number of optimizer steps before.
-            for_all (`bool`, *optional*, defaults to `False`):
-                Whether to wait for all that are under way.
+        An error that ended some is not raised: it is [`lost`], and a warning counts them. `step` is the number of
+        optimizer steps before.
         """
 
     def play(self, tasks: list[dict[str, Any]], step: int, waits: bool, is_last: bool) -> list[Episode]:
         """
-        Play tasks, within a session of the policy's weights.
-
-        Args:
-            tasks (`list[dict[str, Any]]`):
-                Rows of the dataset.
-            step (`int`):
-                Number of optimizer steps before.
-            waits (`bool`):
-                Whether to wait for all episodes, if they are played beside training.
-            is_last (`bool`):
-                Whether no iteration follows. What is played beside training, and not waited for, does not begin then.
-
-        Returns:
-            `list[Episode]`: those that have ended, also of earlier tasks. Each is returned once.
+        Play tasks, within a session of the policy's weights, and return the episodes that have ended, also those of
+        earlier tasks, each once. `waits` is for all of those that are played beside training. Of these, what is not
+        waited for does not begin if no iteration follows.
         """
         self._close_others(len(tasks))
         return self.take() + play_episodes(self.pool, tasks, self.roles, rewards=self.rewards)
@@ -135,23 +102,7 @@ class AsyncRollouts(Rollouts):
 
     Rounds of tasks end in the order in which they began. Those that wait when others have ended are played together.
     An iteration gets the rounds that have ended, and waits only for those that would be too old for the next. A round
-    that an error ends takes no other with it.
-
-    Args:
-        pool ([`~episodes.pool.EnvironmentPool`]):
-            The environments. Nobody else plays in them while rounds are under way.
-        roles ([`~method.roles.Roles`]):
-            The roles of the main thread, with a [`~generation.engine.SyncedGenerator`].
-        rewards ([`~episodes.rewards.EpisodeRewards`], *optional*):
-            Reward functions.
-        players ([`~method.roles.Roles`]):
-            The roles that play, with the generator [`~generation.engine.SyncedGenerator.beside`] that of `roles`.
-        max_staleness (`int`):
-            Largest number of optimizer steps from the weights that begin an episode to those that train on it first.
-        updates_per_iteration (`int`):
-            Number of optimizer steps of an iteration.
-        seed (`int`):
-            Seed of the samples.
+    that an error ends takes no other with it. Nobody else plays in the pool while rounds are under way.
     """
 
     def __init__(
@@ -159,8 +110,8 @@ class AsyncRollouts(Rollouts):
         pool: EnvironmentPool,
         roles: Roles,
         rewards: EpisodeRewards | None,
-        players: Roles,
-        max_staleness: int,
+        players: Roles,  # whose generator is [`~generation.engine.SyncedGenerator.beside`] that of `roles`
+        max_staleness: int,  # optimizer steps from the weights that begin an episode to those that train on it first
         updates_per_iteration: int,
         seed: int,
     ):
@@ -190,7 +141,7 @@ class AsyncRollouts(Rollouts):
     def wait(self, step: int, for_all: bool = False) -> None:
         while self._under_way:
             oldest = self._under_way[0]
-            if not (for_all or self._is_due(oldest, step) or self._has_ended(oldest)):
+            if not (for_all or self._is_due(oldest, step) or oldest.episodes.done()):
                 break
             error = oldest.episodes.exception()  # waits for the end
             self._under_way.popleft()
@@ -235,9 +186,6 @@ class AsyncRollouts(Rollouts):
     def _is_due(self, one: _Round, step: int) -> bool:
         """Whether its episodes would be too old for the iteration after that of `step`."""
         return one.step + self.max_staleness < step + self.updates_per_iteration
-
-    def _has_ended(self, one: _Round) -> bool:
-        return one.episodes.done()
 
     def _begin(self, begun: _Round) -> None:
         self._under_way.append(begun)

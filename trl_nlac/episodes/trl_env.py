@@ -22,13 +22,7 @@ class ToolEnvironment(TextEnvironment):
 
     An action that is a tool call, `{"name": ..., "arguments": {...}}`, or a list of tool calls, calls the tools in
     turn. As in TRL, an exception in one becomes an observation, except for [`EnvironmentFailure`], and any other
-    action is the agent's final answer and ends the episode.
-
-    Args:
-        environment (`Any`, *optional*):
-            The TRL environment. If `None`, only the standalone tools are used.
-        tools (`list[Callable]`, *optional*):
-            Standalone tools.
+    action is the agent's final answer and ends the episode. Without an environment only the standalone tools are used.
     """
 
     def __init__(self, environment: Any | None = None, tools: list[Callable] | None = None):

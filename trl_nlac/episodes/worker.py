@@ -23,27 +23,14 @@ CANCELLING_SECONDS = 1.0  # how long a cancelled coroutine's thread has to close
 class EnvironmentWorker:
     """
     One environment instance in its own thread: it is made, played and closed there, as some libraries demand. The
-    thread is a daemon, so that an instance that hangs does not keep the program from ending.
-
-    Args:
-        name (`str`):
-            Name of the factory that the instance comes from.
-        make (`Callable[[], TextEnvironment]`):
-            Makes the instance; called in the thread before the first job.
-        has_own_loop (`bool`, *optional*, defaults to `False`):
-            Whether its coroutines have an event loop of their own, in place of the one that all instances share.
-
-    Attributes:
-        has_own_loop (`bool`):
-            The same. Can be changed.
-        environment ([`TextEnvironment`], *optional*):
-            The instance, from when it is made until it is closed.
+    thread is a daemon, so that an instance that hangs does not keep the program from ending. Where it `has_own_loop`,
+    its coroutines have an event loop of their own, in place of the one that all instances share; this can be changed.
     """
 
     def __init__(self, name: str, make: Callable[[], TextEnvironment], has_own_loop: bool = False):
         self.name = name
         self.has_own_loop = has_own_loop
-        self.environment: TextEnvironment | None = None
+        self.environment: TextEnvironment | None = None  # from when it is made until it is closed
         self._make = make
         self._own_loop = Coroutines()
         self._closing = threading.Lock()

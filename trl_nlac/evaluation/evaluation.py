@@ -32,33 +32,16 @@ from .oracle import examine_critic
 
 @dataclass
 class Evaluation:
-    """
-    The results of an evaluation on one process.
+    """The results of an evaluation on one process."""
 
-    Args:
-        means (`dict[str, float]`):
-            Metrics to be averaged over processes.
-        outcomes (`list[tuple[int, float]]`):
-            Number of the task, and 1 or 0 for success, of each episode that was played without a failure.
-        verdicts (`list[tuple[float, float]]`):
-            Verdict score of an action, and 1 or 0 for the success of its episode.
-        episodes (`list[Episode]`):
-            The episodes.
-        numbers (`list[int]`):
-            Number of the task of each.
-        judgements (`dict[tuple[int, int], Judgement]`):
-            The critic's judgements of actions, by index of the episode and of the turn.
-        success_threshold (`float`):
-            Smallest score of a successful episode.
-    """
-
-    means: dict[str, float]
+    means: dict[str, float]  # to be averaged over processes
+    # Number of the task, and 1 or 0 for success, of each episode that was played without a failure.
     outcomes: list[tuple[int, float]]
-    verdicts: list[tuple[float, float]]
+    verdicts: list[tuple[float, float]]  # verdict score of an action, and 1 or 0 for the success of its episode
     episodes: list[Episode]
-    numbers: list[int]
-    judgements: dict[tuple[int, int], Judgement]
-    success_threshold: float
+    numbers: list[int]  # number of the task of each episode
+    judgements: dict[tuple[int, int], Judgement]  # of actions, by index of the episode and of the turn
+    success_threshold: float  # smallest score of a successful episode
 
 
 def evaluate_policy(
@@ -74,30 +57,11 @@ def evaluate_policy(
     once_played: Callable[[], None] | None = None,
 ) -> Evaluation:
     """
-    Play episodes of each task, let the critic judge some of the actions, and examine it if the world has an oracle.
-
-    Args:
-        environments ([`~episodes.pool.EnvironmentPool`]):
-            The environments.
-        tasks (`dict[int, dict[str, Any]]`):
-            Rows of the dataset, by number.
-        roles ([`~method.roles.Roles`]):
-            The roles.
-        num_episodes (`int`, *optional*, defaults to `1`):
-            Number of episodes of each task.
-        num_critiques (`int`, *optional*, defaults to `64`):
-            Number of actions to judge.
-        num_probes (`int`, *optional*, defaults to `64`):
-            Number of critiques to compare with the truth, where the environment has an oracle.
-        seed (`int`, *optional*, defaults to `0`):
-            Seed of the choice of actions and probes.
-        act (`Callable`, *optional*):
-            Answers states, see [`~episodes.rollout.play_episodes`]. If `None`, the policy does, as in evaluation.
-        rewards ([`~episodes.rewards.EpisodeRewards`], *optional*):
-            Reward functions.
-        once_played (`Callable`, *optional*):
-            Called without arguments when the episodes have ended and before the critic judges: where processes wait
-            for one another, because judging with sharded weights needs them all.
+    Play episodes of each task, given by its number, let the critic judge some of the actions, and examine it by
+    `num_probes` critiques if the world has an oracle. The seed is that of the choice of actions and probes. `act`
+    answers states in place of the policy, see [`~episodes.rollout.play_episodes`]. `once_played` is called when the
+    episodes have ended and before the critic judges: there processes wait for one another, because judging with
+    sharded weights needs them all.
     """
     threshold = roles.options.success_threshold
     numbers = [number for number in tasks for _ in range(num_episodes)]

@@ -101,14 +101,8 @@ def is_played(episode: Episode) -> bool:
 
 def episode_metrics(episodes: list[Episode], success_threshold: float) -> dict[str, float]:
     """
-    Return means over the played episodes of all processes; those whose environment failed count only in the failure
-    rates. Every process has to call it.
-
-    Args:
-        episodes (`list[Episode]`):
-            The episodes of this process.
-        success_threshold (`float`):
-            Smallest score of a successful episode.
+    Return means over the played episodes of all processes, given those of this one; those whose environment failed
+    count only in the failure rates. Every process has to call it.
     """
     outcomes = gather_object([Outcome.of(episode) for episode in episodes])
     if not outcomes:
@@ -128,25 +122,13 @@ def episode_metrics(episodes: list[Episode], success_threshold: float) -> dict[s
 
 
 class Outcome(NamedTuple):
-    """
-    What the metrics of an episode need, without its tokens.
-
-    Args:
-        score (`float`), num_turns (`int`):
-            Those of the episode.
-        num_conversations (`int`):
-            1, and one for each of its segments.
-        is_played (`bool`):
-            Whether it has a turn and its environment did not fail.
-        failure (`str`, *optional*):
-            Kind of the failure.
-    """
+    """What the metrics of an episode need, without its tokens."""
 
     score: float
     num_turns: int
-    num_conversations: int
-    is_played: bool
-    failure: str | None
+    num_conversations: int  # 1, and one for each of its segments
+    is_played: bool  # whether it has a turn and its environment did not fail
+    failure: str | None  # its kind
 
     @classmethod
     def of(cls, episode: Episode) -> "Outcome":
@@ -161,18 +143,8 @@ def eval_name(metric: str) -> str:
 
 def why_not_comparable(metrics: dict[str, float], metric: str, max_failure_rate: float) -> str | None:
     """
-    Explain, for a warning, why the results of an evaluation say nothing about the model.
-
-    Args:
-        metrics (`dict[str, float]`):
-            The results, of all evaluation datasets.
-        metric (`str`):
-            The metric by which they would be compared, which names the dataset if there are several.
-        max_failure_rate (`float`):
-            Largest share of failed environments.
-
-    Returns:
-        `str` or `None`: the reason; `None` if there is none.
+    Explain, for a warning, why the results of an evaluation on all its datasets say nothing about the model, if so.
+    They would be compared by `metric`, which names the dataset if there are several.
     """
     failure_rate = "environment/failure_rate"
     evaluated = [name.removesuffix(failure_rate) for name in metrics if name.endswith(failure_rate)]
@@ -197,10 +169,6 @@ def reward_metrics(episodes: list[Episode]) -> dict[str, float]:
     processes: mean and standard deviation of the episodes' rewards, in all and of each reward function, without those
     that it gave no reward; and tokens of the policy in an episode, as they stand in the conversation. Every process
     has to call it.
-
-    Args:
-        episodes (`list[Episode]`):
-            The episodes of this process.
     """
     own = [
         (
@@ -230,10 +198,6 @@ def tool_metrics(episodes: list[Episode]) -> dict[str, float]:
     Return what [`~trl.GRPOTrainer`] logs about tools, under its names, of the played episodes of all processes that
     have any: calls per episode, and the share of them that the environment answered with an error in TRL's form. Every
     process has to call it.
-
-    Args:
-        episodes (`list[Episode]`):
-            The episodes of this process.
     """
     played = [all_conversations([episode]) for episode in episodes if is_played(episode)]
     own = [_count_calls(conversations) for conversations in played if any(one.tools for one in conversations)]

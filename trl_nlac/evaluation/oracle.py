@@ -14,20 +14,13 @@ from ..types import Critique, Refinement, Transition
 
 def oracle_metrics(oracle: Oracle, judged: list[tuple[Transition, str, Critique, str | None]]) -> dict[str, float]:
     """
-    Compare critiques with the truth.
+    Compare critiques with the truth. `judged` has transitions for their states, an action there, its critique, and the
+    refined action.
 
-    Args:
-        oracle ([`~episodes.text_environment.Oracle`]):
-            The truth.
-        judged (`list[tuple[Transition, str, Critique, str | None]]`):
-            A transition for its state, an action there, its critique, and the refined action.
-
-    Returns:
-        `dict[str, float]`: `oracle/future_accuracy`: share of futures that begin right and stay possible to their end.
-        `oracle/verdict_yes_rate`: share of "Yes" among best actions. `oracle/verdict_no_rate`: share of "No" among the
-        others; an always-negative critic has 1 here and 0 there. `oracle/refined_better_rate`: share of refined
-        actions that are better than the action, among actions that are not the best. Rates without a case are left
-        out.
+    The metrics are `oracle/future_accuracy`: share of futures that begin right and stay possible to their end.
+    `oracle/verdict_yes_rate`: share of "Yes" among best actions. `oracle/verdict_no_rate`: share of "No" among the
+    others; an always-negative critic has 1 here and 0 there. `oracle/refined_better_rate`: share of refined actions
+    that are better than the action, among actions that are not the best. Rates without a case are left out.
     """
     futures, yes, no, better = [], [], [], []
     for transition, action, critique, refined_action in judged:

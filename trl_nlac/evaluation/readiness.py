@@ -18,37 +18,17 @@ _EXAMPLES = "Add worked examples to the prompts (`NLACPrompts.examples`), or use
 
 @dataclass(frozen=True)
 class Check:
-    """
-    One check.
+    """One check."""
 
-    Args:
-        name (`str`):
-            The metric, as in the log of a run.
-        value (`float`):
-            What was measured.
-        needed (`str`):
-            What is needed.
-        verdict (`str`):
-            `"ok"`, `"unclear"` or `"no-go"`.
-        advice (`str`):
-            What to do if it is a no-go.
-    """
-
-    name: str
+    name: str  # the metric, as in the log of a run
     value: float
     needed: str
-    verdict: str
-    advice: str
+    verdict: str  # `"ok"`, `"unclear"` or `"no-go"`
+    advice: str  # what to do if it is a no-go
 
 
 def check_iteration(metrics: dict[str, float]) -> list[Check]:
-    """
-    Check the metrics of the first iteration.
-
-    Args:
-        metrics (`dict[str, float]`):
-            As in the log. Those that the run does not have are not checked.
-    """
+    """Check the metrics of the first iteration, as in the log. Those that the run does not have are not checked."""
     shares = {f"{role}/format_rate": (FORMAT_RATE, _EXAMPLES) for role in ROLES}
     shares["health/backup_fidelity"] = (
         FIDELITY,
@@ -84,13 +64,8 @@ def check_iteration(metrics: dict[str, float]) -> list[Check]:
 
 def check_refinement(plain: float, refined: float, number: int) -> Check:
     """
-    Check that refined actions succeed as often as the policy's own. The policy learns to act as refinement does.
-
-    Args:
-        plain (`float`), refined (`float`):
-            Success rates.
-        number (`int`):
-            Number of episodes of each.
+    Check that refined actions succeed as often as the policy's own, by the success rates of so many episodes each. The
+    policy learns to act as refinement does.
     """
     (plain_low, _), (refined_low, refined_high) = (wilson_interval(rate * number, number) for rate in (plain, refined))
     if refined >= plain > 0 or refined_low > plain:
@@ -102,17 +77,7 @@ def check_refinement(plain: float, refined: float, number: int) -> Check:
 
 
 def check_success(plain: float, number: int, expected: float) -> Check:
-    """
-    Check that the model starts where somebody has measured it.
-
-    Args:
-        plain (`float`):
-            Success rate of the policy.
-        number (`int`):
-            Number of episodes.
-        expected (`float`):
-            The success rate that was measured elsewhere.
-    """
+    """Check that the model starts at the success rate that somebody has measured."""
     low, high = wilson_interval(plain * number, number)
     if abs(plain - expected) <= TOLERANCE:
         verdict = OK

@@ -51,10 +51,8 @@ def backup_questions(roles: Roles, transitions: list[Transition], bootstrap: str
 
 def write_targets(roles: Roles, transitions: list[Transition], questions: list[Prompt | None]) -> list[Answer]:
     """
-    Answer the questions of [`backup_questions`]. Call it with the weights of the backup, in training the initial ones.
-
-    Returns:
-        `list[Answer]`: each parsed into a [`~types.Critique`], or `None` where there is no target.
+    Answer the questions of [`backup_questions`], each parsed into a [`~types.Critique`], or `None` where there is no
+    target. Call it with the weights of the backup, in training the initial ones.
     """
     if roles.options.single_step:
         parse = parse_correctness
@@ -83,18 +81,8 @@ def is_answerable(roles: Roles, transition: Transition, needs_target: bool) -> b
 
 def critic_examples(roles: Roles, samples: list[Sample], targets: list[Answer]) -> list[TrainingExample | None]:
     """
-    Make the examples of the critic loss (equation 5).
-
-    Args:
-        roles ([`~method.roles.Roles`]):
-            The roles.
-        samples (`list[Sample]`):
-            Samples of the replay buffer.
-        targets (`list[Answer]`):
-            The Bellman target of each.
-
-    Returns:
-        `list[TrainingExample | None]`: `None` where there is no target, or the critic's question is too long.
+    Make the examples of the critic loss (equation 5): `None` where there is no Bellman target, or the critic's
+    question is too long.
     """
     examples: list[TrainingExample | None] = []
     for sample, target in zip(samples, targets, strict=True):

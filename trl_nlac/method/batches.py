@@ -33,25 +33,9 @@ def make_batches(
 ) -> list[list[TrainingExample]]:
     """
     Spread the examples of each gradient step over its micro-batches. The gradient is that of the whole step, however
-    they are spread.
-
-    Args:
-        samples (`Sequence[Sample]`):
-            Samples of all gradient steps, an equal number for each.
-        critic_examples (`Sequence[TrainingExample | None]`), policy_examples (`Sequence[TrainingExample | None]`):
-            Examples of each sample, where there are any.
-        num_steps (`int`):
-            Number of gradient steps.
-        num_micro_batches (`int`):
-            Number of micro-batches of a gradient step.
-        end_of_turn_id (`int`):
-            Token that ends an assistant's turn.
-        spread (`Callable`):
-            [`spread_by_length`], or [`spread_by_prefix`] for trees.
-
-    Returns:
-        `list[list[TrainingExample]]`: micro-batches. None is empty, because every process must run the model: examples
-        of weight 0 fill up a step that has less.
+    they are spread. Samples are those of all gradient steps, an equal number for each. No micro-batch is empty,
+    because every process must run the model: examples of weight 0 fill up a step that has less. `spread` is
+    [`spread_by_length`], or [`spread_by_prefix`] for trees.
     """
     step_size = len(samples) // num_steps
     batches = []
@@ -120,18 +104,9 @@ def spread_by_prefix(examples: list[TrainingExample], number: int) -> list[list[
 
 def fill_batches(number: int, size: Size, limit: int) -> list[int]:
     """
-    Divide `number` examples, in their order, into as few batches as possible of at most `limit` tokens.
-
-    Args:
-        number (`int`):
-            Number of examples.
-        size (`Callable`):
-            The tokens of a batch of those from `start` to before `end`.
-        limit (`int`):
-            The largest size. An example that is larger has a batch of its own.
-
-    Returns:
-        `list[int]`: where each batch ends.
+    Divide `number` examples, in their order, into as few batches as possible of at most `limit` tokens, and return
+    where each ends. An example that is larger has a batch of its own. `size` returns the tokens of a batch of those
+    from `start` to before `end`.
     """
     ends, start = [], 0
     for end in range(2, number + 1):
@@ -144,23 +119,15 @@ def fill_batches(number: int, size: Size, limit: int) -> list[int]:
 @dataclass
 class TokenBatch:
     """
-    What the model reads in one pass, and the `M` tokens of all completions, one completion after the other.
-
-    Args:
-        inputs (`dict[str, Any]`):
-            Arguments of the model. If `logits_to_keep` is among them, the model computes logits, only where a token of
-            a completion comes next in one of the sequences.
-        labels (`torch.Tensor` of shape `(M,)`):
-            The tokens of the completions.
-        rows (`torch.Tensor` of shape `(M,)`):
-            The example of each.
-        places (`torch.Tensor` of shape `(M,)`):
-            Where the model predicts each, in its output, flattened to tokens: its logits or else its hidden states.
+    What the model reads in one pass, and the `M` tokens of all completions, one completion after the other. If
+    `logits_to_keep` is among the model's inputs, it computes logits, only where a token of a completion comes next in
+    one of the sequences.
     """
 
     inputs: dict[str, Any]
-    labels: torch.Tensor
-    rows: torch.Tensor
+    labels: torch.Tensor  # `(M,)`, the tokens of the completions
+    rows: torch.Tensor  # `(M,)`, the example of each
+    # `(M,)`: where the model predicts each, in its output, flattened to tokens: its logits or else its hidden states.
     places: torch.Tensor
 
     @property
@@ -184,49 +151,24 @@ class TokenBatch:
 
 @dataclass
 class MicroBatch:
-    """
-    The examples of one pass.
-
-    Args:
-        examples (`list[TrainingExample]`):
-            The `B` examples.
-        tokens ([`TokenBatch`]):
-            Their tokens.
-        weights (`torch.Tensor` of shape `(B,)`), loss_ids (`torch.Tensor` of shape `(B,)`):
-            Their weights and losses, indices into `LOSSES`.
-        transition_ids (`torch.Tensor` of shape `(B,)`):
-            Their transitions, `-1` where an example has none.
-        is_taught (`torch.Tensor` of shape `(M,)`):
-            Whether a token has the distribution of a teacher as its target.
-        teacher ([`TokenBatch`], *optional*):
-            The same tokens after the teacher's prompts.
-    """
+    """The `B` examples of one pass."""
 
     examples: list[TrainingExample]
     tokens: TokenBatch
-    weights: torch.Tensor
-    loss_ids: torch.Tensor
-    transition_ids: torch.Tensor
-    is_taught: torch.Tensor
-    teacher: TokenBatch | None
+    weights: torch.Tensor  # `(B,)`
+    loss_ids: torch.Tensor  # `(B,)`, indices into `LOSSES`
+    transition_ids: torch.Tensor  # `(B,)`, `-1` where an example has none
+    is_taught: torch.Tensor  # `(M,)`, whether a token has the distribution of a teacher as its target
+    teacher: TokenBatch | None  # the same tokens after the teacher's prompts
 
 
 @dataclass(frozen=True)
 class NLACCollator:
     """
-    Make a [`MicroBatch`] of examples.
-
-    Args:
-        pad_token_id (`int`):
-            Padding token.
-        shares_prefixes (`bool`, *optional*, defaults to `False`):
-            Whether to fold the sequences into a [`~method.prefix_tree.PrefixTree`], which only a model with the
-            attention for it can read; beyond the CPU one of whole blocks. Otherwise they are padded on the right.
-        keeps_logits (`bool`, *optional*, defaults to `True`):
-            Whether the model is to compute the logits of the completions, all at once. Otherwise its output layer is
-            called in chunks, see [`~method.head.answer_values`].
-        device (`torch.device`, *optional*, defaults to the CPU):
-            Where to put the tensors.
+    Make a [`MicroBatch`] of examples. If it `shares_prefixes`, the sequences are folded into a
+    [`~method.prefix_tree.PrefixTree`], which only a model with the attention for it can read; beyond the CPU one of
+    whole blocks. Otherwise they are padded on the right. If it `keeps_logits`, the model computes the logits of the
+    completions, all at once. Otherwise its output layer is called in chunks, see [`~method.head.answer_values`].
     """
 
     pad_token_id: int

@@ -24,19 +24,9 @@ def answer_each(
     goes from question to question as soon as its own answers are there; otherwise all are asked each question in one
     batch. Draws of the same transition stay together, so that the same greedy prompt is asked once.
 
-    Args:
-        roles ([`~method.roles.Roles`]):
-            The roles.
-        name (`str`):
-            What a progress bar calls the transitions.
-        transitions (`list[Transition]`):
-            The transitions.
-        answer (`Callable[[list[int]], list[T]]`):
-            Asks the questions about transitions, given by their places in the list, and returns a result for each.
-            Threads call it at the same time.
-
-    Returns:
-        `list[T]`: the result of each transition. It does not depend on how long other chains take.
+    `answer` asks about transitions, given by their places in the list, and returns a result for each. Threads call it
+    at the same time. A result does not depend on how long other chains take. A progress bar calls the transitions
+    `name`.
     """
     if not roles.generator.is_concurrent:
         return answer(list(range(len(transitions))))

@@ -31,14 +31,9 @@ def context_of(generator: Generator, model: PreTrainedModel | None) -> float:
 
 def fit_to_context(options: RoleOptions, context: float) -> None:
     """
-    Lower `max_prompt_length` to what a context has room for beside the longest answer of any role, with a warning if
-    it is not the default. Longer histories are cut, as always.
-
-    Args:
-        options ([`~options.role_options.RoleOptions`]):
-            Options of the roles, which change.
-        context (`float`):
-            Number of tokens of the context, see [`context_of`]; infinite if there is no limit.
+    Lower `max_prompt_length` to what a context of so many tokens, see [`context_of`] (infinite if there is no limit),
+    has room for beside the longest answer of any role, with a warning if it is not the default. Longer histories are
+    cut, as always.
 
     Raises:
         ValueError: If the context has no room for more than an answer.

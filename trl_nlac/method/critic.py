@@ -100,16 +100,8 @@ def verdict_scores(roles: Roles, critiques: list[Answer]) -> list[float]:
     """
     Score verdicts: log P(Yes) - log P(No) at the place of the verdict, given the predicted future. This is Q(s, a) of
     LAC (https://huggingface.co/papers/2506.06376). A verdict in other words, such as "Not optimal", is scored by a
-    "Yes" and a "No" in its place, so that the length of a sentence does not matter.
-
-    Args:
-        roles ([`~method.roles.Roles`]):
-            The roles. The scores are those of their weights now.
-        critiques (`list[Answer]`):
-            Critiques with a verdict. Where processes score together, all of them call this, also with none.
-
-    Returns:
-        `list[float]`: one for each critique, in nats.
+    "Yes" and a "No" in its place, so that the length of a sentence does not matter. Scores are in nats, of the weights
+    that the roles have now. Where processes score together, all of them call this, also with no critiques.
     """
     prompts, completions = [], []
     for answer in critiques:

@@ -24,25 +24,14 @@ def answer_values(
     model: nn.Module, tokens: TokenBatch, value: Value, aux_losses: list[torch.Tensor] | None = None
 ) -> torch.Tensor:
     """
-    Compute a value of the model's distribution at each token of the completions.
+    Compute a value of the model's distribution at each token of the completions, `(M,)`. `value` makes the values of a
+    chunk of its logits, `(n, V)`, and of its place among the `M` tokens, a slice. `aux_losses` gets the loss that
+    balances the experts of a model with a mixture of them.
 
     The output layer of the model, its head, gets the hidden states of these tokens alone, a chunk at a time, and the
     logits of a chunk are computed again in the backward pass. This happens where the model calls its head, so that
     whatever holds for the head, as weights that are gathered, adapters or a bias, holds here. Where `tokens` keep the
     model's own logits, only these are read in chunks.
-
-    Args:
-        model (`nn.Module`):
-            The model, wrapped or not.
-        tokens ([`~method.batches.TokenBatch`]):
-            The tokens.
-        value (`Callable`):
-            Makes the values of a chunk of its logits, `(n, V)`, and of its place among the `M` tokens, a slice.
-        aux_losses (`list[torch.Tensor]`, *optional*):
-            Gets the loss that balances the experts of a model with a mixture of them.
-
-    Returns:
-        `torch.Tensor` of shape `(M,)`.
     """
     kept: list[torch.Tensor] = []
 
@@ -74,21 +63,11 @@ def _in_chunks(rows: torch.Tensor, head: nn.Module, value: Value) -> torch.Tenso
 
 @dataclass(frozen=True)
 class AnswerStates:
-    """
-    What a model computed for the `M` tokens of the completions, and the head that it had then.
+    """What a model computed for the `M` tokens of the completions, and the head that it had then."""
 
-    Args:
-        rows (`torch.Tensor` of shape `(M, H)`):
-            The hidden states.
-        head (`nn.Module`):
-            The head.
-        weights (`dict[str, torch.Tensor]`):
-            Its trained weights, copied: others may stand in their place later.
-    """
-
-    rows: torch.Tensor
+    rows: torch.Tensor  # hidden states, `(M, H)`
     head: nn.Module
-    weights: dict[str, torch.Tensor]
+    weights: dict[str, torch.Tensor]  # trained ones of the head, copied: others may stand in their place later
 
     @torch.no_grad()
     def logits(self, chosen: torch.Tensor) -> torch.Tensor:
@@ -108,15 +87,7 @@ class AnswerStates:
 
 @torch.no_grad()
 def answer_states(model: nn.Module, tokens: TokenBatch) -> AnswerStates:
-    """
-    Keep what is needed for the logits of all tokens of the completions.
-
-    Args:
-        model (`nn.Module`):
-            The model, wrapped or not.
-        tokens ([`~method.batches.TokenBatch`]):
-            The tokens.
-    """
+    """Keep what is needed for the logits of all tokens of the completions."""
     kept: list[AnswerStates] = []
 
     def keep(rows: torch.Tensor, head: nn.Module) -> torch.Tensor:

@@ -18,36 +18,17 @@ TaughtLoss: TypeAlias = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], tor
 
 
 def token_logps(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """
-    Compute the log-probability of each label, in float32.
-
-    Args:
-        logits (`torch.Tensor` of shape `(M, V)`):
-            Output of the model.
-        labels (`torch.Tensor` of shape `(M,)`):
-            Tokens.
-
-    Returns:
-        `torch.Tensor` of shape `(M,)` and dtype `float32`.
-    """
+    """Compute the log-probability of each label in float32, `(M,)`, of logits `(M, V)`."""
     return -F.cross_entropy(logits.float(), labels, reduction="none")
 
 
 def token_divergences(logits: torch.Tensor, teacher_logits: torch.Tensor) -> torch.Tensor:
     """
     Compute the Kullback-Leibler divergence of the model from a teacher at every token, exact over the vocabulary, in
-    nats.
+    nats and float32, `(M,)`, of logits `(M, V)`. The teacher's are for other prompts with the same tokens, and get no
+    gradient.
 
     With the refinement policy as the teacher, which has read a critique, this is what a distilled policy learns by.
-
-    Args:
-        logits (`torch.Tensor` of shape `(M, V)`):
-            Output of the model.
-        teacher_logits (`torch.Tensor` of shape `(M, V)`):
-            Output of the teacher, for other prompts with the same tokens. It gets no gradient.
-
-    Returns:
-        `torch.Tensor` of shape `(M,)` and dtype `float32`.
     """
     return _Divergences.apply(logits, teacher_logits)
 
@@ -129,25 +110,11 @@ def batch_losses(
     taught_loss: TaughtLoss = distilled,
 ) -> torch.Tensor:
     """
-    Compute the loss of each example of a batch: the negative log-likelihood of its completion, averaged over the
-    tokens, in nats. Both losses of the method are of this form: L1 on the sampled Bellman target (the cross-entropy
-    part of equation 5) and L2 on the refined action (equation 6). With a `teacher`, examples that have a prompt of the
-    teacher's have `taught_loss` in its place, with the distribution of the model within `teacher()`.
-
-    Args:
-        model (`nn.Module`):
-            The model.
-        batch ([`~method.batches.MicroBatch`]):
-            The batch.
-        teacher (`Callable`, *optional*):
-            Makes a context in which the model has the teacher's weights.
-        aux_losses (`list[torch.Tensor]`, *optional*):
-            Gets the loss that balances the experts of a model with a mixture of them.
-        taught_loss (`Callable`, *optional*, defaults to [`distilled`]):
-            Loss of every taught token, of the model's logits, the tokens and the teacher's logits.
-
-    Returns:
-        `torch.Tensor` of shape `(B,)`.
+    Compute the loss of each example of a batch, `(B,)`: the negative log-likelihood of its completion, averaged over
+    the tokens, in nats. Both losses of the method are of this form: L1 on the sampled Bellman target (the
+    cross-entropy part of equation 5) and L2 on the refined action (equation 6). With a `teacher`, examples that have a
+    prompt of the teacher's have `taught_loss` in its place, of the model's logits, the tokens, and the logits of the
+    model within `teacher()`. `aux_losses` gets the loss that balances the experts of a model with a mixture of them.
     """
     rows, number = batch.tokens.rows, len(batch.examples)
     if teacher is not None:

@@ -34,38 +34,23 @@ class PrefixTree:
     A path on which every next token is the largest child is contiguous in this order, a *chain*. A token therefore has
     its ancestors in at most log2(N) ranges, and the attention consists of two rectangles for each chain: the chain
     itself, causally, and all that branches off behind a token of it, which sees the chain up to there.
-
-    Args:
-        input_ids (`torch.Tensor` of shape `(N,)`):
-            The tokens.
-        depths (`torch.Tensor` of shape `(N,)`):
-            Number of ancestors of each token, its position in its sequences.
-        ends (`torch.Tensor` of shape `(N,)`):
-            The first token behind the subtree of each.
-        parts (`tuple[Part, ...]`):
-            The rectangles that cover the attention without overlap, the causal ones first.
-        paths (`list[numpy.ndarray]`):
-            Where the tokens of each sequence stand.
-
-    Attributes:
-        layouts (`dict[int | None, Any]`):
-            What an attention made of the tree for its own use, by the sliding window of the layer.
     """
 
     # No dataclass: FSDP2 makes each layer one of its own, and the layouts would be made again.
     def __init__(
         self,
-        input_ids: torch.Tensor,
-        depths: torch.Tensor,
-        ends: torch.Tensor,
-        parts: tuple[Part, ...],
-        paths: list[np.ndarray],
+        input_ids: torch.Tensor,  # `(N,)`
+        depths: torch.Tensor,  # `(N,)`, number of ancestors of each token, its position in its sequences
+        ends: torch.Tensor,  # `(N,)`, the first token behind the subtree of each
+        parts: tuple[Part, ...],  # rectangles that cover the attention without overlap, the causal ones first
+        paths: list[np.ndarray],  # where the tokens of each sequence stand
     ):
         self.input_ids = input_ids
         self.depths = depths
         self.ends = ends
         self.parts = parts
         self.paths = paths
+        # What an attention made of the tree for its own use, by the sliding window of the layer.
         self.layouts: dict[int | None, Any] = {}
 
     @classmethod

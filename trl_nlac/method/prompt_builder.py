@@ -12,17 +12,7 @@ from .states import forgetful_task, opening_ids
 
 
 class PromptBuilder:
-    """
-    Extend prompts, token by token as the model has read and written them, and keep them short enough.
-
-    Args:
-        actions ([`~chat.actions.ActionFormat`]):
-            The format of actions.
-        prompts ([`NLACPrompts`]):
-            The prompts of the roles.
-        options ([`~options.role_options.RoleOptions`]):
-            How long a prompt may be (`max_prompt_length`).
-    """
+    """Extend prompts, token by token as the model has read and written them, within `max_prompt_length`."""
 
     def __init__(self, actions: ActionFormat, prompts: NLACPrompts, options: RoleOptions):
         self.chat = actions.chat

@@ -16,28 +16,15 @@ Criticise = Callable[[Roles, list[Prompt]], list[Answer]]
 
 @dataclass(frozen=True)
 class Attempt:
-    """
-    An action to be judged and refined.
+    """An action to be judged and refined."""
 
-    Args:
-        state ([`Prompt`]):
-            The state s_t.
-        action (`str`):
-            The action.
-        state_action ([`Prompt`]):
-            The state and the action, (s_t, a_t).
-        answer ([`Answer`], *optional*):
-            The action as it can be trained on. `None` for a stored one that could not be read, and where the
-            conversation may have lost its chain of thought.
-        critique ([`Answer`], *optional*):
-            Its critique, once it was judged.
-    """
-
-    state: Prompt
+    state: Prompt  # s_t
     action: str
-    state_action: Prompt
+    state_action: Prompt  # (s_t, a_t)
+    # The action as it can be trained on. `None` for a stored one that could not be read, and where the conversation
+    # may have lost its chain of thought.
     answer: Answer | None
-    critique: Answer | None = None
+    critique: Answer | None = None  # once it was judged
 
     @classmethod
     def of(cls, roles: Roles, state: Prompt, answer: Answer) -> "Attempt":
@@ -68,18 +55,8 @@ def sample_attempts(
 ) -> list[Attempt | None]:
     """
     Sample a_t ~ pi(. | s_t) and Q_L(s_t, a_t), an action in the state of each transition and its critique (section
-    4.2). Call it with the policy's weights.
-
-    Args:
-        roles ([`~method.roles.Roles`]):
-            The roles.
-        transitions (`list[Transition]`):
-            The states.
-        criticise (`Callable`, *optional*, defaults to [`~method.critic.critiques`]):
-            Samples critiques of conversations that end with an action.
-
-    Returns:
-        `list[Attempt | None]`: `None` where the action breaks its format.
+    4.2); `None` where the action breaks its format. Call it with the policy's weights. `criticise` samples critiques
+    of conversations that end with an action.
     """
     attempts: list[Attempt | None] = [None] * len(transitions)
     for i, action in enumerate(roles.ask("policy", [transition.state for transition in transitions])):
@@ -96,20 +73,10 @@ def refine_attempts(
     roles: Roles, attempts: list[Attempt | None], sampling: Sampling | None = None
 ) -> list[Refinement | None]:
     """
-    Sample a_t^r ~ pi^r(. | s_t, a_t, Q_L(s_t, a_t)), a better action for each critique (equation 6). An action that
-    its critique calls the best is its own refined action, if it can be trained on, and nothing is asked. Call it with
-    the weights of the refinement policy, in training the initial ones.
-
-    Args:
-        roles ([`~method.roles.Roles`]):
-            The roles.
-        attempts (`list[Attempt | None]`):
-            The actions with their critiques.
-        sampling ([`~generation.generator.Sampling`], *optional*):
-            In place of the refinement policy's own.
-
-    Returns:
-        `list[Refinement | None]`: `None` where the action, its critique or its refined action breaks its format.
+    Sample a_t^r ~ pi^r(. | s_t, a_t, Q_L(s_t, a_t)), a better action for each critique (equation 6); `None` where the
+    action, its critique or its refined action breaks its format. An action that its critique calls the best is its own
+    refined action, if it can be trained on, and nothing is asked. Call it with the weights of the refinement policy,
+    in training the initial ones.
     """
     refinements: list[Refinement | None] = [None] * len(attempts)
     open_ = [(i, attempt) for i, attempt in enumerate(attempts) if attempt and attempt.is_readable]
@@ -128,10 +95,6 @@ def check_distillation(roles: Roles) -> None:
     """
     Check that the policy can learn by what [`question_attempts`] asks.
 
-    Args:
-        roles ([`~method.roles.Roles`]):
-            The roles.
-
     Raises:
         ValueError: If chains of thought would be taught by thoughts about a critique.
     """
@@ -145,11 +108,8 @@ def check_distillation(roles: Roles) -> None:
 def question_attempts(roles: Roles, attempts: list[Attempt | None]) -> list[Refinement | None]:
     """
     Ask for no refined actions: pi^r(. | s_t, a_t, Q_L(s_t, a_t)) is to teach the policy along a_t itself
-    (`policy_loss_type="distill"`). The arguments are those of [`refine_attempts`].
-
-    Returns:
-        `list[Refinement | None]`: each with its action as its own refinement, after the question for another one.
-        `None` where the action or its critique breaks its format, or the action cannot be trained on.
+    (`policy_loss_type="distill"`). Each refinement has its action as its own, after the question for another one;
+    `None` where the action or its critique breaks its format, or the action cannot be trained on.
     """
     refinements: list[Refinement | None] = [None] * len(attempts)
     open_ = [(i, a) for i, a in enumerate(attempts) if a and a.is_readable and a.answer is not None]
@@ -165,17 +125,8 @@ def ask_refined(
     roles: Roles, state_actions: list[Prompt], critiques: list[Answer], sampling: Sampling | None = None
 ) -> list[Answer]:
     """
-    Sample a_t^r ~ pi^r(. | s_t, a_t, Q_L(s_t, a_t)), one refined action each (equation 6).
-
-    Args:
-        roles ([`~method.roles.Roles`]):
-            The roles.
-        state_actions (`list[Prompt]`):
-            Conversations that end with the action. They can contain earlier attempts and their critiques.
-        critiques (`list[Answer]`):
-            The critique of each action.
-        sampling ([`~generation.generator.Sampling`], *optional*):
-            In place of the refinement policy's own.
+    Sample a_t^r ~ pi^r(. | s_t, a_t, Q_L(s_t, a_t)), one refined action each (equation 6). Conversations end with the
+    action, and can contain earlier attempts and their critiques.
     """
     return roles.ask("refine", refinement_prompts(roles, state_actions, critiques), sampling=sampling)
 
@@ -197,23 +148,10 @@ def policy_examples(
     is_anchored: bool = False,
 ) -> list[TrainingExample | None]:
     """
-    Make the examples of the policy loss (equation 6).
-
-    Args:
-        roles ([`~method.roles.Roles`]):
-            The roles.
-        samples (`list[Sample]`):
-            Samples of the replay buffer.
-        refinements (`list[Refinement | None]`):
-            The refinement in the state of each.
-        distills (`bool`, *optional*, defaults to `False`):
-            Whether the refinement policy's whole distribution is the target, so that the example keeps its prompt.
-        is_anchored (`bool`, *optional*, defaults to `False`):
-            Whether the initial policy's distribution is to be near, so that the example keeps the state for it.
-
-    Returns:
-        `list[TrainingExample | None]`: `None` where there is no refined action, and where it repeats an action that
-        its critique calls wrong.
+    Make the examples of the policy loss (equation 6): `None` where there is no refined action, and where it repeats an
+    action that its critique calls wrong. If it `distills`, the refinement policy's whole distribution is the target,
+    and the example keeps its prompt. If it `is_anchored`, the initial policy's distribution is to be near, and the
+    example keeps the state for it.
     """
     examples: list[TrainingExample | None] = [None] * len(samples)
     for i, (sample, refinement) in enumerate(zip(samples, refinements, strict=True)):

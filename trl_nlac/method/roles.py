@@ -40,33 +40,7 @@ TOO_LONG = "prompts/too_long_ratio"
 class Roles:
     """
     Ask the model for answers in its roles, in batches, and parse them. Where the generator is concurrent, threads can
-    ask at the same time.
-
-    Args:
-        generator ([`~generation.generator.Generator`]):
-            Samples tokens.
-        chat ([`~chat.encoder.ChatEncoder`]):
-            Encodes messages.
-        prompts ([`NLACPrompts`]):
-            The prompts of the roles.
-        options ([`~options.role_options.RoleOptions`]):
-            How the roles act and generate.
-        action_regex (`str`, *optional*):
-            Regular expression that every action must match. Only with vLLM.
-        shows_progress (`bool`, *optional*, defaults to `False`):
-            Whether long generations and rollouts show a progress bar.
-
-    Attributes:
-        actions ([`~chat.actions.ActionFormat`]):
-            The format of actions.
-        builder ([`~method.prompt_builder.PromptBuilder`]):
-            Extends prompts.
-        samplings (`dict[str, Sampling]`):
-            How each role samples.
-        corrects_reasoning (`bool`):
-            Whether chains of thought are rewritten before training.
-        tally ([`~method.tally.Tally`]):
-            Rates of formats and of clipped answers, and tokens.
+    ask at the same time. Every action must match `action_regex`, which works only with vLLM.
 
     Raises:
         ValueError: If the chat template does not support an option.
@@ -93,6 +67,7 @@ class Roles:
         self.actions = ActionFormat(chat, options.action_format, options.keep_history)
         self.builder = PromptBuilder(self.actions, prompts, options)
         self.samplings = role_samplings(options, action_regex)
+        # Whether chains of thought are rewritten before training.
         self.corrects_reasoning = chat.reasoning_tags is not None if options.reasoning is None else options.reasoning
         self.shows_progress = shows_progress
         self.tally = Tally()
@@ -100,10 +75,6 @@ class Roles:
     def check_generation(self, model: nn.Module) -> None:
         """
         Sample a token as each role does: generators look at most of `generation_kwargs` only then.
-
-        Args:
-            model (`nn.Module`):
-                The model, for a session of the generator.
 
         Raises:
             ValueError: If the generator cannot use them. Other errors, as of a lost server, stay what they are.
@@ -124,15 +95,8 @@ class Roles:
         self, prompts: list[Prompt], seeds: list[int] | None = None, sampling: Sampling | None = None
     ) -> list[Answer]:
         """
-        Answer states as the policy, once each: an answer that is not an action is kept.
-
-        Args:
-            prompts (`list[Prompt]`):
-                The states.
-            seeds (`list[int]`, *optional*):
-                Seed of each answer. If `None`, drawn, see [`~method.randomness.seeded`].
-            sampling ([`~generation.generator.Sampling`], *optional*):
-                In place of the policy's own.
+        Answer states as the policy, once each: an answer that is not an action is kept. Each answer has a seed; if
+        there are none, they are drawn, see [`~method.randomness.seeded`].
         """
         return self.ask("policy", prompts, None, sampling, max_format_retries=0, seeds=seeds, counted_as="act")
 
@@ -147,29 +111,14 @@ class Roles:
         counted_as: str | None = None,
     ) -> list[Answer]:
         """
-        Answer each prompt as `role`.
+        Answer each prompt as `role`: `"policy"`, `"successor"`, `"backup"`, `"critic"`, `"refine"` or
+        `"correction"`. `parse` returns `None` where an answer breaks the format; without it answers are actions, in
+        which the tools of their prompts can be called. `sampling` and `max_format_retries` replace those of the role.
+        A greedy role is asked again at temperature 1. Seeds are drawn if there are none, see
+        [`~method.randomness.seeded`]. Tokens are counted under the role, or under `counted_as`.
 
-        Args:
-            role (`str`):
-                `"policy"`, `"successor"`, `"backup"`, `"critic"`, `"refine"` or `"correction"`.
-            prompts (`list[Prompt]`):
-                The prompts.
-            parse (`Callable[[str], Any | None]`, *optional*):
-                Parses an answer; `None` where it breaks the format. If `None`, the answers are actions, in which the
-                tools of their prompts can be called.
-            sampling ([`~generation.generator.Sampling`], *optional*):
-                In place of the role's own.
-            max_format_retries (`int`, *optional*):
-                In place of the option. A greedy role is asked again at temperature 1.
-            seeds (`list[int]`, *optional*):
-                Seed of each answer. If `None`, drawn, see [`~method.randomness.seeded`].
-            counted_as (`str`, *optional*):
-                Role under which its tokens are counted. If `None`, `role`.
-
-        Returns:
-            `list[Answer]`: in the order of the prompts. [`Answer.parsed`] is `None` where the format is broken or the
-            answer was cut off, after all retries, and where the prompt is longer than `max_prompt_length`: it is not
-            answered.
+        [`Answer.parsed`] is `None` where the format is broken or the answer was cut off, after all retries, and where
+        the prompt is longer than `max_prompt_length`: it is not answered.
         """
         sampling = sampling or self.samplings[role]
         retries = self.options.max_format_retries if max_format_retries is None else max_format_retries
@@ -226,19 +175,11 @@ class Roles:
 
     def correct_reasoning(self, answers: list[Answer], prompt_name: str) -> list[Answer]:
         """
-        Rewrite the chains of thought of answers that become training targets (appendix A.2 and A.3). The training
-        prompt does not show what the thoughts used: the next observation and the score, or the critique.
-
-        Args:
-            answers (`list[Answer]`):
-                Targets or refined actions.
-            prompt_name (`str`):
-                Name of the prompt that asks for the rewriting.
-
-        Returns:
-            `list[Answer]`: with the rewritten chain of thought and the content as it was sampled. Where the rewriting
-            could not be parsed, or makes an answer longer than that of any role, for which the model's context need
-            not have room, [`Answer.parsed`] is `None`. Answers without a chain of thought stay as they are.
+        Rewrite the chains of thought of answers that become training targets (appendix A.2 and A.3), by the prompt of
+        this name. The training prompt does not show what the thoughts used: the next observation and the score, or the
+        critique. The content stays as it was sampled. Where the rewriting could not be parsed, or makes an answer
+        longer than that of any role, for which the model's context need not have room, [`Answer.parsed`] is `None`.
+        Answers without a chain of thought stay as they are.
         """
         if not self.corrects_reasoning:
             return answers
@@ -287,16 +228,8 @@ class Roles:
 
 def role_samplings(options: RoleOptions, action_regex: str | None = None) -> dict[str, Sampling]:
     """
-    Combine the general options of sampling with those of each role.
-
-    Args:
-        options ([`~options.role_options.RoleOptions`]):
-            The options.
-        action_regex (`str`, *optional*):
-            Regular expression that every action must match.
-
-    Returns:
-        `dict[str, Sampling]`: by role; `"evaluation"` is the policy in evaluation.
+    Combine the general options of sampling with those of each role. The role `"evaluation"` is the policy in
+    evaluation.
     """
     general = {
         "max_tokens": options.max_completion_length,

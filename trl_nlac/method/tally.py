@@ -11,19 +11,14 @@ from typing import Any
 
 class Tally:
     """
-    Metrics and tokens of answers. Threads can add to them at the same time.
-
-    Attributes:
-        metrics (`dict[str, list[float]]`):
-            Values since [`take`], by metric.
-        tokens (`Counter[str]`):
-            Tokens so far by kind and role, such as `"generated/backup"`: those of answers, sampled again or not
-            (`generated`), those of their prompts (`prefilled`), and how many of the latter were in a cache (`cached`,
-            where the generator can say). Acting in an environment is the role `act`, and scoring verdicts `score`.
+    Metrics and tokens of answers. Threads can add to them at the same time. Tokens are counted by kind and role, such
+    as `"generated/backup"`: those of answers, sampled again or not (`generated`), those of their prompts
+    (`prefilled`), and how many of the latter were in a cache (`cached`, where the generator can say). Acting in an
+    environment is the role `act`, and scoring verdicts `score`.
     """
 
     def __init__(self):
-        self.metrics: dict[str, list[float]] = defaultdict(list)
+        self.metrics: dict[str, list[float]] = defaultdict(list)  # values since `take`
         self.tokens: Counter[str] = Counter()
         self._lock = threading.Lock()
 

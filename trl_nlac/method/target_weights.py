@@ -21,19 +21,12 @@ class KeptWeights:
     """
     Values of the trainable weights, kept beside the model and swapped into it to generate. Each process keeps its own
     shard of the weights that the optimizer updates (under DeepSpeed those of its float32 masters), beside the masters,
-    which DeepSpeed and FSDP2 can hold in CPU memory. With LoRA only the adapter is trained and kept.
-
-    Args:
-        model (`nn.Module`, *optional*):
-            Model whose trainable parameters are kept. If `None`, they are taken with [`~KeptWeights.start`].
-
-    Attributes:
-        places (`dict[str, Place]`):
-            The values of each parameter that this process keeps.
+    which DeepSpeed and FSDP2 can hold in CPU memory. With LoRA only the adapter is trained and kept. Without a model
+    they are taken with [`~KeptWeights.start`].
     """
 
     def __init__(self, model: nn.Module | None = None):
-        self.places: dict[str, Place] = {}
+        self.places: dict[str, Place] = {}  # values of each parameter that this process keeps
         self._values: dict[str, torch.Tensor] = {}
         if model is not None:
             self.start(model)

@@ -26,15 +26,8 @@ class KeptTargets:
 
     def keep(self, sample: Sample, target: Answer, version: int) -> None:
         """
-        Keep the target of a transition, in place of an earlier one.
-
-        Args:
-            sample ([`~types.Sample`]):
-                The transition, as it was drawn.
-            target ([`~types.Answer`]):
-                Its target, parsed into a [`~types.Critique`], or into `None` where it could not be read.
-            version (`int`):
-                Version of the target weights: the number of their updates.
+        Keep the target of a transition, parsed into a [`~types.Critique`], or into `None` where it could not be read,
+        in place of an earlier one. `version` is the number of updates of the target weights.
         """
         text = json.dumps(_written(target, sample.transition))
         self._records[sample.transition_id] = (version, zlib.compress(text.encode()))

@@ -13,19 +13,10 @@ from .files import StoredEpisode, episode_lengths, read_episodes
 
 def read_share(paths: Sequence[Path], rank: int, world_size: int) -> Iterator[StoredEpisode]:
     """
-    Read one process's share of the saved episodes. Every episode belongs to exactly one of `world_size` shares, whose
-    numbers of transitions differ by at most the length of the longest episode.
-
-    Args:
-        paths (`Sequence[Path]`):
-            Files of [`~replay.files.write_episodes`], one of each process that saved, in the order of their ranks.
-        rank (`int`):
-            The process.
-        world_size (`int`):
-            Number of processes that share the episodes.
-
-    Returns:
-        `Iterator[StoredEpisode]`: the episodes with their priorities and targets, oldest first.
+    Read one process's share of the saved episodes, with their priorities and targets, oldest first. Paths are files of
+    [`~replay.files.write_episodes`], one of each process that saved, in the order of their ranks. Every episode
+    belongs to exactly one of `world_size` shares, whose numbers of transitions differ by at most the length of the
+    longest episode.
     """
     sources, owners = deal_episodes([episode_lengths(path) for path in paths], world_size)
     readers = [read_episodes(path, keep=owners[sources == i] == rank) for i, path in enumerate(paths)]
@@ -35,17 +26,10 @@ def read_share(paths: Sequence[Path], rank: int, world_size: int) -> Iterator[St
 
 def deal_episodes(lengths: Sequence[np.ndarray], world_size: int) -> tuple[np.ndarray, np.ndarray]:
     """
-    Assign each episode to the process that has the fewest transitions so far.
-
-    Args:
-        lengths (`Sequence[np.ndarray]`):
-            Number of transitions of the episodes of each process that saved, oldest first.
-        world_size (`int`):
-            Number of processes that get the episodes.
-
-    Returns:
-        `tuple[np.ndarray, np.ndarray]`: The source and the new process of each episode, oldest first, that is, by the
-        number of transitions after it in its buffer. The episodes of one buffer stay in order.
+    Assign each episode to the process that has the fewest transitions so far. Lengths are numbers of transitions of
+    the episodes of each process that saved, oldest first. Return the source and the new process of each episode,
+    oldest first, that is, by the number of transitions after it in its buffer. The episodes of one buffer stay in
+    order.
     """
     sources = np.repeat(np.arange(len(lengths)), [len(of_one) for of_one in lengths])
     ages = np.concatenate([of_one.sum() - of_one.cumsum() for of_one in lengths])

@@ -35,13 +35,7 @@ class SumTree:
         self._sums = sums
 
     def draw(self, fractions: np.ndarray) -> np.ndarray:
-        """
-        Return the index at each fraction of the cumulative weights; never one with weight zero.
-
-        Args:
-            fractions (`np.ndarray` of shape `(number,)`):
-                At least 0, less than 1.
-        """
+        """Return the index at each fraction, in [0, 1), of the cumulative weights; never one with weight zero."""
         remainder = fractions * self._sums[1]
         node = np.ones(len(fractions), dtype=np.int64)
         while node[0] < self._num_leaves:

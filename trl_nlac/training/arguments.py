@@ -145,15 +145,8 @@ def check_tasks(
     check_task: Callable[[dict[str, Any]], None],
 ) -> None:
     """
-    Check datasets of tasks.
-
-    Args:
-        train_dataset ([`~datasets.Dataset`], *optional*):
-            Tasks that are stored in the replay buffer, as JSON.
-        eval_dataset ([`~datasets.Dataset`] or `dict[str, Dataset]`, *optional*):
-            Tasks that are not.
-        check_task (`Callable[[dict[str, Any]], None]`):
-            Raises a `ValueError` if a row does not fit its environment. Called with the first row of each.
+    Check datasets of tasks. Those of `train_dataset` are stored in the replay buffer, as JSON. `check_task` raises a
+    `ValueError` if a row does not fit its environment; it is called with the first row of each dataset.
 
     Raises:
         ValueError: If a dataset is empty, has a column that JSON cannot hold, or has a row that does not fit.

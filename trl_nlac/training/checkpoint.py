@@ -61,25 +61,10 @@ def save_state(
     writes_whole: bool,
 ) -> None:
     """
-    Write the state of one process into `directory`, as parquet, JSON and safetensors.
-
-    Args:
-        directory (`Path`):
-            Folder of a checkpoint.
-        rank (`int`):
-            The process.
-        replay ([`PrioritizedReplay`]):
-            Its buffer.
-        target_weights ([`TargetWeights`]):
-            Theta_bar.
-        initial_weights ([`InitialWeights`]):
-            The weights with which the run began.
-        batches (`list[list[TrainingExample]]`):
-            Remaining micro-batches of the current iteration.
-        state (`dict[str, Any]`):
-            Any other state that JSON can hold, see [`~training.run.RunTrainer.run_state`].
-        writes_whole (`bool`):
-            Whether this process writes weights that are whole. Sharded ones are written by each process.
+    Write the state of process `rank` into `directory`, as parquet, JSON and safetensors. `batches` are the remaining
+    micro-batches of the iteration, and `state` any other that JSON can hold, see
+    [`~training.run.RunTrainer.run_state`]. Weights that are whole are written by one process (`writes_whole`), sharded
+    ones by each.
     """
     folder = _folder(directory, rank)
     folder.mkdir(parents=True, exist_ok=True)
@@ -114,13 +99,10 @@ def load_state(
     initial_weights: InitialWeights,
 ) -> tuple[list[list[TrainingExample]], dict[str, Any]]:
     """
-    Read a state from [`save_state`]. If it was saved by another number of processes, their replay buffers are divided
-    among the current ones, and the iteration starts again, because its micro-batches fit the old batches and
-    transition ids.
-
-    Returns:
-        `tuple[list[list[TrainingExample]], dict[str, Any]]`: the pending micro-batches, of which there are none where
-        an iteration begins, and the state. If no process of this rank saved, its parts lack their random states.
+    Read the pending micro-batches and the state from [`save_state`]. If they were saved by another number of
+    processes, their replay buffers are divided among the current ones, and the iteration starts again, because its
+    micro-batches fit the old batches and transition ids. If no process of this rank saved, the parts of the state lack
+    their random states.
 
     Raises:
         FileNotFoundError: If the checkpoint has no state of this process.
@@ -174,23 +156,7 @@ def describe_run(
     environment: dict[str, Any],
     optimizer: str,
 ) -> dict[str, dict[str, Any]]:
-    """
-    Describe what a run must have in common with a checkpoint that it resumes from, for [`check_identity`].
-
-    Args:
-        model ([`~transformers.PreTrainedModel`] or [`~peft.PeftModel`]):
-            The model.
-        chat ([`~chat.encoder.ChatEncoder`]):
-            Encodes messages with the tokenizer.
-        prompts (`dict[str, Any]`):
-            The prompts by name.
-        action_format (`str`):
-            How actions are written.
-        environment (`dict[str, Any]`):
-            Properties of the environment.
-        optimizer (`str`):
-            Name of the optimizer.
-    """
+    """Describe what a run must have in common with a checkpoint that it resumes from, for [`check_identity`]."""
     shape = model.config.get_text_config().to_dict()
     return {
         "model": {name: shape.get(name) for name in _SHAPE},
@@ -226,13 +192,7 @@ def _digest(value: Any) -> dict[str, str]:
 def check_identity(checkpoint: Path, saved: dict[str, dict[str, Any]], own: dict[str, dict[str, Any]]) -> None:
     """
     Compare what a run was made of with what a checkpoint was. Another optimizer passes where the state of the former
-    was deleted.
-
-    Args:
-        checkpoint (`Path`):
-            The checkpoint.
-        saved (`dict[str, dict[str, Any]]`), own (`dict[str, dict[str, Any]]`):
-            The parts of the checkpoint and of the run, each with its properties, as JSON holds them.
+    was deleted. Each has parts by name, with their properties as JSON holds them.
 
     Raises:
         RunRefused: If they differ; the message names the parts.
@@ -317,19 +277,8 @@ def drop_outdated(
     batches: list[list[TrainingExample]],
 ) -> None:
     """
-    Drop the kept targets and the pending micro-batches that were made with other options, with a warning.
-
-    Args:
-        checkpoint (`Path`):
-            The checkpoint.
-        saved (`dict[str, Any]`):
-            Its [`options_of_iteration`].
-        args ([`NLACConfig`]):
-            Options of the run.
-        replay ([`PrioritizedReplay`]):
-            The buffer with the targets.
-        batches (`list[list[TrainingExample]]`):
-            The micro-batches.
+    Drop the kept targets and the pending micro-batches that were made with other options, with a warning. `saved` are
+    the checkpoint's [`options_of_iteration`].
     """
     own, effects = options_of_iteration(args), []
     changed = {name: value for name, value in saved.items() if value != own[name]}

@@ -28,14 +28,6 @@ def can_chunk_head(model: nn.Module, config: PreTrainedConfig, args: "NLACConfig
     """
     Return whether a model's log-probabilities are those of its output layer, called in chunks. If not, a warning names
     the reason. All processes decide alike.
-
-    Args:
-        model (`nn.Module`):
-            The model, wrapped or not.
-        config ([`~transformers.PreTrainedConfig`]):
-            Its configuration.
-        args ([`NLACConfig`]):
-            Options of the run: where and how precisely it computes.
     """
     (reason, *_) = [*filter(None, gather_object([_unfit(model, args) or _difference(model, config, args)])), ""]
     if reason:

@@ -24,17 +24,11 @@ class IdleMonitor:
     """
     Count, for each loss that is trained, iterations in a row in which it was not, because no Bellman target or no
     refined action could be read.
-
-    Attributes:
-        num_iterations (`dict[str, int]`):
-            Iterations in a row without an example of each loss.
-        has_trained (`bool`):
-            Whether there was an example of any loss.
     """
 
     def __init__(self):
-        self.num_iterations: dict[str, int] = {}
-        self.has_trained = False
+        self.num_iterations: dict[str, int] = {}  # in a row without an example of each loss
+        self.has_trained = False  # whether there was an example of any loss
 
     def update(self, num_examples: dict[str, float]) -> None:
         """Add an iteration with so many examples of each loss that is trained."""
@@ -49,11 +43,8 @@ class IdleMonitor:
 
     def check(self, causes: list[str]) -> None:
         """
-        Warn of a loss that had no example for so long as of this iteration.
-
-        Args:
-            causes (`list[str]`):
-                Why answers cannot be read.
+        Warn of a loss that had no example for so long as of this iteration, and of the causes why answers cannot be
+        read.
 
         Raises:
             TrainingStopped: If no loss had one.
@@ -103,16 +94,10 @@ MAX_NOT_FINITE = 10  # in a row: micro-batches with such losses, on any process,
 
 
 class LossGuard:
-    """
-    Drop examples whose loss is not finite from their batch, count and report them.
-
-    Attributes:
-        num_dropped (`int`):
-            Number of dropped examples so far, on all processes.
-    """
+    """Drop examples whose loss is not finite from their batch, count and report them."""
 
     def __init__(self):
-        self.num_dropped = 0
+        self.num_dropped = 0  # examples so far, on all processes
         self.num_batches = 0  # in a row
 
     def finite_losses(
@@ -122,19 +107,8 @@ class LossGuard:
         collate: NLACCollator,
     ) -> tuple[MicroBatch, torch.Tensor]:
         """
-        Compute finite losses of a batch. If some are not finite on any process, the model runs again on all processes
-        without those examples.
-
-        Args:
-            compute (`Callable`):
-                Computes the loss of each example of a batch, `(B,)`.
-            batch ([`~method.batches.MicroBatch`]):
-                The batch.
-            collate ([`~method.batches.NLACCollator`]):
-                Makes a batch of the examples that are left.
-
-        Returns:
-            `tuple[MicroBatch, torch.Tensor]`: the batch without dropped examples, and its losses.
+        Compute finite losses of a batch, `(B,)`, and return the batch that they are of. If some are not finite on any
+        process, the model runs again on all processes without those examples.
 
         Raises:
             TrainingStopped: If examples were dropped from too many micro-batches in a row.
@@ -187,10 +161,6 @@ class LossGuard:
 class GradientGuard:
     """
     Leave out optimizer steps whose gradient is not finite, count and report them: such a step would ruin all weights.
-
-    Attributes:
-        num_skipped (`int`):
-            Number of these steps so far.
     """
 
     def __init__(self):
@@ -199,16 +169,8 @@ class GradientGuard:
 
     def skips(self, norm: torch.Tensor | float | None, step: int) -> bool:
         """
-        Decide on a step.
-
-        Args:
-            norm (`torch.Tensor` or `float`, *optional*):
-                Norm of the gradient, over all processes. `None` where it is not known.
-            step (`int`):
-                Number of optimizer steps before.
-
-        Returns:
-            `bool`: whether it is left out.
+        Return whether the optimizer step after `step` others is left out, by the norm of the gradient over all
+        processes, where it is known.
         """
         if norm is None or math.isfinite(norm):
             self.num_in_a_row = 0

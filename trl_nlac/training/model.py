@@ -39,17 +39,8 @@ def load_model(
     quantization_config: "BitsAndBytesConfig | None" = None,
 ) -> PreTrainedModel:
     """
-    Load the model to train.
-
-    Args:
-        model (`str` or [`~transformers.PreTrainedModel`] or [`~peft.PeftModel`]):
-            Model id or path, or an instance.
-        args ([`NLACConfig`]):
-            Options of the run.
-        peft_config ([`~peft.PeftConfig`], *optional*):
-            Adapter to wrap it in.
-        quantization_config ([`~transformers.BitsAndBytesConfig`], *optional*):
-            How to quantize a model that is loaded by name.
+    Load the model to train, by its id or path, or take an instance. An adapter wraps it with `peft_config`, and
+    `quantization_config` quantizes a model that is loaded by name.
 
     Raises:
         ValueError: If the model cannot be loaded or wrapped, generates no text, has weights that are not finite, or an
@@ -100,15 +91,7 @@ def load_model(
 
 
 def warn_of_replaced_optimizer(optim: str, deepspeed_config: dict[str, Any]) -> None:
-    """
-    Warn where Accelerate trains with another optimizer, as it does when the states are offloaded.
-
-    Args:
-        optim (`str`):
-            Name of the optimizer.
-        deepspeed_config (`dict[str, Any]`):
-            The configuration of DeepSpeed.
-    """
+    """Warn where Accelerate trains with another optimizer, as it does when the states are offloaded."""
     offload = deepspeed_config.get("zero_optimization", {}).get("offload_optimizer") or {}
     is_replaced = offload.get("device", "none") != "none" and deepspeed_config.get("zero_force_ds_cpu_optimizer", True)
     if is_replaced and "optimizer" not in deepspeed_config and optim not in OFFLOADED_OPTIMIZERS:
@@ -123,12 +106,6 @@ def choose_aux_loss(args: NLACConfig, model: "PreTrainedModel | PeftModel") -> N
     """
     Set `router_aux_loss_coef`, if it is open, to that of the model's configuration, and to 0 for models without a
     mixture of experts.
-
-    Args:
-        args ([`NLACConfig`]):
-            Options of the run, which change.
-        model ([`~transformers.PreTrainedModel`] or [`~peft.PeftModel`]):
-            The model.
 
     Raises:
         ValueError: If there is a coefficient, and the model has no such loss.
@@ -170,13 +147,8 @@ def load_by_name(
 
 def adapter_config(name: str, revision: str | None = None) -> "PeftConfig | None":
     """
-    Return the configuration of an adapter that was saved, and `None` if the name is that of a whole model.
-
-    Args:
-        name (`str`):
-            Folder, or id on the Hub.
-        revision (`str`, *optional*):
-            Revision that is asked for.
+    Return the configuration of an adapter that was saved, in a folder or on the Hub, and `None` if the name is that of
+    a whole model.
 
     Raises:
         ValueError: If it is an adapter, and a revision other than "main" is asked for.
@@ -280,10 +252,7 @@ def _add_adapter(model: PreTrainedModel, peft_config: "PeftConfig", args: NLACCo
 
 
 def _check_virtual_tokens(model: "PeftModel") -> None:
-    """
-    Raises:
-        ValueError: If the adapter puts virtual tokens before a prompt, where those of the model's output would move.
-    """
+    """Refuse an adapter that puts virtual tokens before a prompt, where those of the model's output would move."""
     config = model.active_peft_config
     if config.is_prompt_learning and config.peft_type not in TYPES_OF_VIRTUAL_KEYS:
         raise ValueError(

@@ -23,19 +23,9 @@ def split_into_passes(
     examples: list[TrainingExample], max_tokens: int | None, collate: NLACCollator
 ) -> list[list[TrainingExample]]:
     """
-    Split a micro-batch into as few passes as the process with most tokens needs: the same number on all of them,
-    because sharded weights are gathered together. On each process its passes are as equal as its examples allow.
-
-    Args:
-        examples (`list[TrainingExample]`):
-            The micro-batch of this process.
-        max_tokens (`int`, *optional*):
-            Number of tokens of a pass. If `None`, the micro-batch is one.
-        collate ([`~method.batches.NLACCollator`]):
-            Says what counts: the tokens of a tree, or of padded sequences.
-
-    Returns:
-        `list[list[TrainingExample]]`: the passes.
+    Split a micro-batch of this process into as few passes of at most `max_tokens` as the process with most tokens
+    needs: the same number on all of them, because sharded weights are gathered together. On each process its passes
+    are as equal as its examples allow. `collate` says what counts: the tokens of a tree, or of padded sequences.
     """
     if max_tokens is None:
         return [examples]

@@ -64,26 +64,12 @@ class RunTrainer(AtomicSavingTrainer):
 
     A subclass sets `identity`, `records` and `stateful` once it is constructed, and overrides the methods that are
     called before and after training, before a checkpoint is saved, and before one is loaded.
-
-    Args:
-        **kwargs:
-            As [`~transformers.Trainer`] takes them.
-
-    Attributes:
-        identity (`dict[str, dict[str, Any]]`):
-            What a run has in common with the checkpoints that it can resume from.
-        stateful (`dict[str, Stateful]`):
-            The parts whose states a checkpoint keeps, by name.
-        records ([`~records.records.Records`]):
-            What the run writes down.
-        had_ended (`bool`):
-            Whether the resumed run had already finished.
     """
 
-    identity: dict[str, dict[str, Any]]
-    stateful: dict[str, Stateful]
+    identity: dict[str, dict[str, Any]]  # what a run has in common with the checkpoints that it can resume from
+    stateful: dict[str, Stateful]  # the parts whose states a checkpoint keeps, by name
     records: Records
-    had_ended = False
+    had_ended = False  # whether the resumed run had already finished
 
     def __init__(self, **kwargs):
         super().__init__(**kwargs)
@@ -195,10 +181,8 @@ class RunTrainer(AtomicSavingTrainer):
         self, resume_from_checkpoint: str | bool | None, num_steps: int | None
     ) -> tuple[str | None, bool]:
         """
-        Check the folder of the run and the checkpoint, then set aside what is of later steps.
-
-        Returns:
-            `tuple[str | None, bool]`: the checkpoint to resume from, and whether training has ended there.
+        Check the folder of the run and the checkpoint, then set aside what is of later steps. Return the checkpoint to
+        resume from, and whether training has ended there.
         """
         run = Path(self.args.output_dir)
         recover(run)
@@ -378,12 +362,7 @@ class RunTrainer(AtomicSavingTrainer):
             raise lost
 
     def _place_model(self) -> None:
-        """
-        Put the model on its device, where that was left to training, or to an evaluation loop of transformers.
-
-        Raises:
-            ValueError: If it is still to be sharded by FSDP2.
-        """
+        """Put the model on its device, where that was left to training, or to an evaluation loop of transformers."""
         if self.place_model_on_device or self.is_model_parallel or has_gathered_weights(self.model):
             return
         if self.is_fsdp_enabled:

@@ -12,29 +12,16 @@ class IterationSampler(Sampler[int]):
     """
     Iterates over the tasks in rounds of `episodes_per_iteration`. The training loop takes one batch from the data
     loader for every micro-batch, but tasks are played only at the start of an iteration, so each round is repeated
-    `steps_per_iteration` times. The last round of an epoch is filled up with the epoch's first tasks.
-
-    Args:
-        dataset (`Sized`):
-            The tasks.
-        episodes_per_iteration (`int`):
-            Number of tasks in a round, over all processes.
-        steps_per_iteration (`int`):
-            Number of micro-batches in an iteration.
-        shuffle (`bool`):
-            Whether the order is random.
-        seed (`int`):
-            Seed of the order.
-        epoch (`Callable[[], int]`, *optional*):
-            Returns the number of the epoch that begins; each has its own order. A callable, because the wrapper that
-            skips the batches of a resumed epoch can hide the sampler from callers of `set_epoch`.
+    `steps_per_iteration` times. The last round of an epoch is filled up with the epoch's first tasks. Each epoch has
+    its own order, by its number from `epoch`: a callable, because the wrapper that skips the batches of a resumed
+    epoch can hide the sampler from callers of `set_epoch`.
     """
 
     def __init__(
         self,
         dataset: Sized,
-        episodes_per_iteration: int,
-        steps_per_iteration: int,
+        episodes_per_iteration: int,  # over all processes
+        steps_per_iteration: int,  # micro-batches
         shuffle: bool,
         seed: int,
         epoch: Callable[[], int] = int,

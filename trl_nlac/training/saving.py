@@ -34,19 +34,11 @@ class AtomicSavingTrainer(_BaseTrainer):
     """
     Writes checkpoints to a temporary folder and renames them once all processes are done, so that every folder with a
     checkpoint's name is complete. Older checkpoints are deleted after that.
-
-    Attributes:
-        rendezvous ([`~rendezvous.Rendezvous`]):
-            Where processes wait for the one that saves.
-        checkpoint_sizes (`dict[str, int]`):
-            Bytes of the last checkpoint by kind of file, on the process that writes it.
-        saved_step (`int`, *optional*):
-            Step of the last checkpoint that this trainer saved.
     """
 
-    rendezvous: Rendezvous
-    checkpoint_sizes: dict[str, int] = {}
-    saved_step: int | None = None
+    rendezvous: Rendezvous  # where processes wait for the one that saves
+    checkpoint_sizes: dict[str, int] = {}  # bytes of the last by kind of file, on the process that writes it
+    saved_step: int | None = None  # of the last checkpoint that this trainer saved
     _writes_aside = False
 
     def train(self, *args, **kwargs):
@@ -58,10 +50,7 @@ class AtomicSavingTrainer(_BaseTrainer):
         return super().train(*args, **kwargs)
 
     def _check_folder(self) -> None:
-        """
-        Raises:
-            ValueError: On all processes, if one would write its part of a checkpoint where no process publishes it.
-        """
+        """Refuse, on all processes, a folder where one would write its part of a checkpoint and none publishes it."""
         (name,) = broadcast_object_list([uuid4().hex])
         seen = Path(self.args.output_dir, _ASIDE, name)
         if self.args.should_save:
@@ -88,11 +77,7 @@ class AtomicSavingTrainer(_BaseTrainer):
         return checkpoint_of(Path(self._get_output_dir(None)), self.state.global_step)
 
     def _save_checkpoint(self, model, trial) -> None:
-        """
-        Raises:
-            RuntimeError: If weights are not finite. Nothing is written then, and no earlier checkpoint deleted.
-            OSError: If the disk is full.
-        """
+        """Refuse to save weights that are not finite: nothing is written then, and no earlier checkpoint deleted."""
         if not all(gather_object([has_finite_weights(self.model)])):
             raise RuntimeError(
                 f"The weights are not finite at step {self.state.global_step}, so they are not saved; earlier "
@@ -162,13 +147,7 @@ class AtomicSavingTrainer(_BaseTrainer):
 
 
 class TrainBeginCallback(TrainerCallback):
-    """
-    Call a function once a [`~transformers.Trainer`] has prepared everything, before its first step.
-
-    Args:
-        action (`Callable[[], None]`):
-            The function.
-    """
+    """Call a function once a [`~transformers.Trainer`] has prepared everything, before its first step."""
 
     def __init__(self, action: Callable[[], None]):
         self.action = action

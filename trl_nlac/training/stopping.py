@@ -37,14 +37,10 @@ class StopSignals:
     """
     Note the first SIGINT or SIGTERM, so that training can stop in order. The second one stops it at once. Several in
     quick succession are one, so that none of them ends what another has begun, such as a checkpoint.
-
-    Attributes:
-        received (`int`):
-            Number of the signal; 0 if there was none.
     """
 
     def __init__(self):
-        self.received = 0
+        self.received = 0  # number of the signal, if there was one
 
     @contextmanager
     def noted(self) -> Iterator[None]:

@@ -47,14 +47,8 @@ class TargetReuse:
 
     def complete(self, answers: list[Answer]) -> tuple[list[Answer], list[int]]:
         """
-        Keep the new targets.
-
-        Args:
-            answers (`list[Answer]`):
-                Those of the transitions that are [`due`].
-
-        Returns:
-            `tuple[list[Answer], list[int]]`: the target of each sample, and the version that wrote it.
+        Keep the new targets, of the transitions that are [`due`], and return the target of each sample, and the
+        version that wrote it.
         """
         new = dict(zip(self._due, answers, strict=True))
         targets = [
@@ -71,22 +65,11 @@ def target_lags(
     target_weights: TargetWeights, versions: list[int], batch_size: int, per_iteration: int
 ) -> dict[str, list[float]]:
     """
-    Return how old the weights are that wrote the targets of an iteration.
-
-    Args:
-        target_weights ([`TargetWeights`]):
-            Theta_bar now.
-        versions (`list[int]`):
-            The versions that wrote the targets.
-        batch_size (`int`):
-            Number of samples of an update.
-        per_iteration (`int`):
-            Number of samples, each time they are trained on, of an iteration.
-
-    Returns:
-        `dict[str, list[float]]`: of each target, iterations since the weights in its theta_bar were the trained ones,
-        in the mean (`target/lag_iterations`), the share of the initial weights in it (`target/initial_share`), and
-        whether it was written in an earlier iteration (`target/reused_rate`).
+    Return how old the weights are that wrote the targets of an iteration, by the `versions` that did: of each target,
+    iterations since the weights in its theta_bar were the trained ones, in the mean (`target/lag_iterations`), the
+    share of the initial weights in it (`target/initial_share`), and whether it was written in an earlier iteration
+    (`target/reused_rate`). An update has `batch_size` samples, and an iteration `per_iteration`, each time they are
+    trained on.
     """
     now = target_weights.num_samples
     written = [now - (target_weights.num_updates - version) * batch_size for version in versions]

@@ -56,18 +56,8 @@ def attend(
     attention `"sdpa"` of transformers. Memory is linear in the number of tokens: no key or value is copied for a
     branch, and no mask covers the whole tree.
 
-    Args:
-        module (`nn.Module`):
-            The layer.
-        query (`torch.Tensor` of shape `(B, H, N, D)`), key, value (`torch.Tensor` of shape `(B, K, N, D)`):
-            Of all tokens; `B` is 1 with a tree.
-        attention_mask (`torch.Tensor`, *optional*):
-            Used without a tree only.
-        scaling, dropout, sliding_window:
-            As transformers passes them. A window is counted in positions, as in separate sequences.
-
-    Returns:
-        `tuple[torch.Tensor, None]`: the output, `(B, N, H, D)`.
+    Queries are `(B, H, N, D)`, keys and values `(B, K, N, D)`, and the output `(B, N, H, D)`, where `B` is 1 with a
+    tree. `attention_mask` is used without a tree only. A window is counted in positions, as in separate sequences.
 
     Raises:
         ValueError: If there is attention dropout.
@@ -118,13 +108,8 @@ AttentionMaskInterface.register(TREE_ATTENTION, sdpa_mask)
 
 def pieces(tree: PrefixTree, window: int | None = None) -> list[Piece]:
     """
-    Cut the attention over a tree into pieces. Of those of a query, the one with itself comes first.
-
-    Args:
-        tree ([`~method.prefix_tree.PrefixTree`]):
-            The tree.
-        window (`int`, *optional*):
-            Number of positions that a token sees, itself included.
+    Cut the attention over a tree into pieces. Of those of a query, the one with itself comes first. A token sees
+    `window` positions, itself included.
     """
     found: list[Piece] = []
     for part in tree.parts:
@@ -195,14 +180,8 @@ def _additive(mask: torch.Tensor | None, query: torch.Tensor) -> torch.Tensor | 
 
 def block_mask(tree: PrefixTree, window: int | None = None) -> BlockMask:
     """
-    Make FlexAttention's mask of a tree. Whether a block is empty or full is read from the smallest and largest values
-    in it, in memory quadratic in the number of blocks only.
-
-    Args:
-        tree ([`~method.prefix_tree.PrefixTree`]):
-            The tree.
-        window (`int`, *optional*):
-            Number of positions that a token sees, itself included.
+    Make FlexAttention's mask of a tree, in which a token sees `window` positions, itself included. Whether a block is
+    empty or full is read from the smallest and largest values in it, in memory quadratic in the number of blocks only.
     """
     number = len(tree)
     padding = -number % BLOCK
@@ -240,16 +219,9 @@ def _indices(chosen: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 def start_sharing(model: nn.Module, config: PreTrainedConfig, args: "NLACConfig") -> bool:
     """
-    Let a model read trees, if it computes on a small one what it computes on separate sequences. Otherwise the model
-    stays as it is, and a warning names the reason. All processes decide alike.
-
-    Args:
-        model (`nn.Module`):
-            The model, wrapped or not.
-        config ([`~transformers.PreTrainedConfig`]):
-            Its configuration, whose attention implementation changes.
-        args ([`NLACConfig`]):
-            Options of the run: where and how precisely it computes.
+    Let a model read trees, if it computes on a small one what it computes on separate sequences: the attention
+    implementation of its configuration changes. Otherwise the model stays as it is, and a warning names the reason.
+    All processes decide alike.
     """
     config = config.get_text_config()
     reason = _unfit(model, config, args)

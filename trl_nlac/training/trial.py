@@ -20,12 +20,6 @@ def trial(model: nn.Module, run: Callable[[], T]) -> T:
     """
     Return what `run` computes with a model, without dropout and gradients.
 
-    Args:
-        model (`nn.Module`):
-            The model, wrapped or not.
-        run (`Callable[[], T]`):
-            Calls it.
-
     Raises:
         TrialFailed: If `run` raises; the message names the error.
     """

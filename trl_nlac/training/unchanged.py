@@ -69,18 +69,8 @@ def explain_unchanged(
     grad_norm: float | None,
 ) -> str | None:
     """
-    Explain why weights did not change, and what to do.
-
-    Args:
-        before (`dict[torch.dtype, torch.Tensor]`), after (`dict[torch.dtype, torch.Tensor]`):
-            Values from [`sampled_values`].
-        learning_rate (`float`):
-            The last learning rate.
-        grad_norm (`float`, *optional*):
-            The last norm of the gradient, where it is known.
-
-    Returns:
-        `str` or `None`: the second half of a sentence; `None` if the weights did change.
+    Explain why weights did not change, and what to do, as the second half of a sentence; `None` if they did change.
+    Weights are those of [`sampled_values`].
     """
     changed = {dtype: (before[dtype] != values).float().mean().item() for dtype, values in after.items()}
     if changed and not any(changed.values()):
