@@ -379,7 +379,7 @@ class NLACTrainer(PublishedTrainer, ComparedEvaluations, RunTrainer):
             play()
             return self.replay.newest(NUM_STEPS)
 
-        look = self.examples.choose(before.newest(NUM_STEPS), begin_again, args.bootstrap, args.seed, args.device)
+        look = self.examples.choose(before.newest(NUM_STEPS), begin_again, args.seed, args.device)
         if not self.examples.are_shown:
             self.replay = before
         self.say(look.forecast(args.num_samples(len(self.replay))))

@@ -27,7 +27,7 @@ def choose(answers: list[str], caplog):
     def begin_again():
         return [make_transitions(roles)[0].episode]
 
-    return roles, examples, examples.choose(begin_again(), begin_again, "monte_carlo", 0, CPU), caplog.text
+    return roles, examples, examples.choose(begin_again(), begin_again, 0, CPU), caplog.text
 
 
 READ = [CRITIQUE, CRITIQUE, "a", "b", CRITIQUE, CRITIQUE, "c", "d"]  # critic, policy, backup, refinement

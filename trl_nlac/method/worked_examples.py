@@ -107,7 +107,6 @@ class WorkedExamples:
         self,
         episodes: list[Episode],
         begin_again: Callable[[], list[Episode]],
-        bootstrap: str,
         seed: int,
         device: torch.device,
     ) -> Look:
@@ -120,8 +119,6 @@ class WorkedExamples:
                 What there is to look at.
             begin_again (`Callable[[], list[Episode]]`):
                 Plays or reads episodes that begin with the examples.
-            bootstrap (`str`):
-                As in [`~method.backup.backup_questions`].
             seed (`int`), device (`torch.device`):
                 Of the answers.
 
@@ -129,10 +126,10 @@ class WorkedExamples:
             RunRefused: If hardly any answer of a role can be used, with examples either.
         """
         self.is_due = False
-        look = self.look(episodes, bootstrap, seed, device)
+        look = self.look(episodes, seed, device)
         is_weak = any(rate < ENOUGH for rate in look.rates.values())
         if is_weak and not self.are_shown and self._show(episodes[0]):
-            shown = self.look(begin_again(), bootstrap, seed, device)
+            shown = self.look(begin_again(), seed, device)
             if shown.value > look.value:
                 rates = ", ".join(
                     f"{role} {look.rates.get(role, 0.0):.2f}, then {rate:.2f}" for role, rate in shown.rates.items()
@@ -154,8 +151,8 @@ class WorkedExamples:
                 roles.prompts.examples.clear()
         return self.are_shown
 
-    def look(self, episodes: list[Episode], bootstrap: str, seed: int, device: torch.device) -> Look:
-        """Ask each role about a few transitions of episodes."""
+    def look(self, episodes: list[Episode], seed: int, device: torch.device) -> Look:
+        """Ask each role about a few transitions of episodes. What was observed is the backup's future: it is there."""
         transitions = [transition for episode in episodes for transition in episode.transitions]
         transitions = transitions[:: max(1, len(transitions) // NUM_STEPS)][:NUM_STEPS]
         start, roles = time.perf_counter(), self.roles
@@ -166,7 +163,7 @@ class WorkedExamples:
             answers = {
                 "policy": roles.act([transition.state for transition in transitions]),
                 "critic": judged,
-                "backup": write_targets(roles, transitions, backup_questions(roles, transitions, bootstrap)),
+                "backup": write_targets(roles, transitions, backup_questions(roles, transitions, "monte_carlo")),
                 "refine": ask_refined(roles, [prompt for prompt, _ in readable], [given for _, given in readable]),
             }
         counted = gather_object([{role: (self._num_usable(of), len(of)) for role, of in answers.items()}])
