@@ -85,16 +85,18 @@ class NLACTrainer(PublishedTrainer, ComparedEvaluations, RunTrainer):
     | 9 | policy loss on refined actions | [`~method.refinement.sample_attempts`], `refine_attempts`, `compute_loss` |
     | 10 | target weights | [`TargetWeights.update`] |
 
-    Example, with the environment of the README:
+    Example (the README has one with an environment):
 
     ```python
-    trainer = NLACTrainer(
+    from datasets import Dataset
+    from trl_nlac import NLACConfig, NLACTrainer
+
+    NLACTrainer(
         model="Qwen/Qwen2.5-0.5B-Instruct",
-        args=NLACConfig(output_dir="my-agent"),
-        train_dataset=Dataset.from_dict({"number": list(range(1, 101))}),
-        environment_factory=GuessTheNumber,
-    )
-    trainer.train()
+        args=NLACConfig(output_dir="short-answers"),
+        train_dataset=Dataset.from_dict({"prompt": ["Name a colour.", "Name an animal."]}),
+        reward_funcs=lambda completions, **kwargs: [float(len(text) < 20) for text in completions],
+    ).train()
     ```
 
     Args:

@@ -133,9 +133,9 @@ error too>"""
 # The refinement policy
 
 REFINE = """\
-Take your last action back and choose an action in its place, which does not come after it. Use its judgement: do \
-what it says to do instead, or repeat the action if it was the best one. Mention neither the last action nor its \
-judgement. Write the action in exactly this form, and nothing else:
+Take your last action back and choose an action in its place. It replaces the last one, it does not come after it. \
+Use its judgement: do what it says to do instead, or repeat the action if it was the best one. Mention neither the \
+last action nor its judgement. Write the action in exactly this form, and nothing else:
 {action_format}"""
 
 # Reasoning models: the chain of thought of a training target must not know what the prompt in training does not show

@@ -42,7 +42,7 @@ def agent():
 @pytest.fixture(scope="module")
 def greedy():
     """Its critic says what is likeliest."""
-    sampling = {"critique": {"temperature": 0.0}}
+    sampling = {"critic": {"temperature": 0.0}}
     return NLACAgent.from_pretrained(TINY_MODEL, device="cpu", action_format="text", role_sampling=sampling)
 
 
