@@ -90,7 +90,6 @@ class NLACTrainer(PublishedTrainer, ComparedEvaluations, RunTrainer):
     ```python
     from datasets import Dataset
     from trl_nlac import NLACConfig, NLACTrainer
-
     NLACTrainer(
         model="Qwen/Qwen2.5-0.5B-Instruct",
         args=NLACConfig(output_dir="short-answers"),

@@ -62,6 +62,7 @@ def make_trainer(
         max_completion_length=64,
         min_p=0.1,
         model_init_kwargs=FLOAT32,
+        examples="given",  # with "auto" this model is refused: it repeats the examples
     )
     return NLACTrainer(
         model=model or MODEL,

@@ -69,7 +69,7 @@ class Look(NamedTuple):
         """
         lost = [f"{role} ({rate:.0%})" for role, rate in self.rates.items() if rate < LEAST]
         remedy = "Use a model that follows instructions better, adapt the prompts (`prompts`), or set `action_format`"
-        if self.num_cut:
+        if self.num_cut >= self.num_asked:  # a quarter of all
             remedy = (
                 f"Raise `max_completion_length` ({max_completion_length}), at which {self.num_cut} answers were cut "
                 "off; a model that thinks before it answers needs thousands of tokens, or its template's option to "
