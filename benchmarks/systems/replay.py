@@ -79,7 +79,7 @@ class Source:
     def episode(self) -> Episode:
         parts, turns, length = [], [], 0
         lengths = self.rng.integers(100, 300, size=(self.num_turns, 2), endpoint=True).tolist()
-        opening, first = observation, _ = self.cut(300)
+        observation, first = self.cut(300)
         for i, (action_length, observation_length) in enumerate(lengths):
             action, answer = self.cut(action_length)
             start = length + len(observation)
@@ -91,7 +91,8 @@ class Source:
         token_ids = np.concatenate(parts)
         if self.kind == "random":
             token_ids = self.rng.integers(VOCABULARY, size=len(token_ids)).astype(np.int32)
-        return Episode({"seed": int(self.rng.integers(10**6))}, first, token_ids, tuple(turns), True, False)
+        opening = ({"role": "user", "content": first},)
+        return Episode({"seed": int(self.rng.integers(10**6))}, opening, token_ids, tuple(turns), True, False)
 
 
 def resident() -> int:

@@ -60,7 +60,7 @@ class TestSoundAnswers:
         answers = sound_answers(roles, transitions)
         assert [answer.text for answer in answers["refine"]] == ["c2"]
         assert [answer.text for answer in answers["policy"]] == actions
-        assert len(answers["critique"]) == len(answers["backup"]) == 3
+        assert len(answers["critic"]) == len(answers["backup"]) == 3
 
     def test_answers_that_cannot_be_read_are_left_out(self):
         roles = make_roles([*[CRITIQUE, "mumble"], *["a", "b"], *["mumble", CRITIQUE]], max_format_retries=0)
@@ -70,7 +70,7 @@ class TestSoundAnswers:
         assert {role: len(found) for role, found in answers.items()} == {
             "backup": 1,
             "policy": 2,
-            "critique": 1,
+            "critic": 1,
             "refine": 0,
         }
         assert type(roles).ask == roles.ask.__func__  # nothing is noted any more
@@ -96,7 +96,7 @@ def test_a_teacher_writes_rows_of_every_role():
     assert len(transitions) == 4 and {transition.index for transition in transitions} == {0, 1}
     played = len(said)
     rows = write_samples(roles, transitions)
-    assert set(rows["role"]) == {"policy", "critique", "backup", "refine"}
+    assert set(rows["role"]) == {"policy", "critic", "backup", "refine"}
     for row in rows:
         assert row["prompt"] in said[played:]
         assert row["completion"] == [{"role": "assistant", "content": answer(row["prompt"])}]
