@@ -243,7 +243,7 @@ _OPTIONAL_FIELDS = {
 # What a worked example has besides answers: the first action, and values of fields.
 _OF_EXAMPLES = ("task", "thought", "action", "refine_thought", "next_observation", "futures", "reward")
 _OF_EXAMPLES += ("score", "success_threshold", "outcome")
-# Prompts whose answers it can have, in the order in which it has them.
+# Prompts whose answers it can have, in any order.
 _ANSWERED = ("critique", "future", "evaluation", "correctness", "refine", "successor", "backup", "backup_terminated")
 _ANSWERED += ("backup_future", "backup_future_terminated", "backup_correctness")
 _NUM_REPEATED = 8  # words in a row, which an answer seldom shares with its question by chance
@@ -392,8 +392,8 @@ class NLACPrompts:
                     f"An example's answer to the prompt `{name}` does not have the form in which its answers are "
                     f"read, so the model would learn one that is not: {text!r}"
                 )
-            missing = set(_FIELD.findall(vars(self)[name])) - example.keys() if name in _ANSWERED else set()
-            if missing - {"action_format", "tools"}:
+            needed = set(_FIELD.findall(vars(self)[name])) - {"action_format"} if name in _ANSWERED else set()
+            if missing := needed - example.keys():
                 raise ValueError(f"An example answers `{name}`, and lacks its field `{min(missing)}`: {example!r}")
 
     def action_format(self, name: str) -> str:
@@ -438,7 +438,7 @@ class NLACPrompts:
             {"role": "user", "content": f"{self.example}\n{example['task']}".strip()},
             {"role": "assistant", "content": act(example.get("thought", ""), example["action"])},
         ]
-        values = {"action_format": self.action_format(format_name), "tools": "", **example}
+        values = {"action_format": self.action_format(format_name), **example}
         for name, answer in example.items():
             if name in _ANSWERED:
                 answer = act(example.get("refine_thought", ""), answer) if name == "refine" else answer

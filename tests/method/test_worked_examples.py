@@ -60,6 +60,16 @@ class TestChoose:
         _, examples, look, text = choose(["mumble", *READ[1:7], *copied], caplog)
         assert not examples.are_shown and not text and look.rates["critic"] == 0.5
 
+    def test_examples_are_shown_on_all_processes_or_on_none(self, monkeypatch, caplog):
+        """They must fit the tasks of all: processes that begin again wait for each other."""
+        monkeypatch.setattr("trl_nlac.method.worked_examples.gather_object", lambda own: [*own, *map(other, own)])
+
+        def other(said):
+            return False if isinstance(said, bool) else said
+
+        roles, examples, look, _ = choose(["mumble", *READ[1:7]], caplog)
+        assert not examples.are_shown and look.rates["critic"] == 0.5
+
     def test_a_role_that_nobody_can_read_ends_the_run(self, caplog):
         bad = ["mumble", "mumble", *READ[2:6]]
         with pytest.raises(RunRefused, match=r"can be used of: critic \(0%\)"):

@@ -142,12 +142,13 @@ class WorkedExamples:
         return look
 
     def _show(self, episode: Episode) -> bool:
-        """Show the examples, if there are some for the task of an episode and they leave it half of a prompt."""
+        """Show the examples, if there are some, and on every process a task keeps half of a prompt beside them."""
         roles, options = self.roles, self.roles.options
         if options.num_futures == 1:
             roles.prompts.examples[:] = WORKED_SOLUTIONS if options.single_step else WORKED_EXAMPLES
             opening = opening_ids(roles.actions, roles.prompts, list(episode.opening), list(episode.tools))
-            if options.max_prompt_length and len(opening) > options.max_prompt_length // 2:
+            fits = not options.max_prompt_length or len(opening) <= options.max_prompt_length // 2
+            if not all(gather_object([fits])):  # processes play and look together
                 roles.prompts.examples.clear()
         return self.are_shown
 

@@ -44,11 +44,9 @@ class ConsoleCallback(TrainerCallback):
     def on_step_end(self, args, state, control, **kwargs):
         start, first = self._began
         if state.is_world_process_zero and state.global_step - first == args.updates_per_iteration:
-            seconds, number = (
-                time.monotonic() - start,
-                math.ceil((state.max_steps - first) / args.updates_per_iteration),
-            )
-            one, whole = (timedelta(seconds=round(seconds * times)) for times in (1, number))
+            seconds = time.monotonic() - start
+            number = math.ceil((state.max_steps - first) / args.updates_per_iteration)
+            one, whole = timedelta(seconds=round(seconds)), timedelta(seconds=round(number * seconds))
             say(f"the first iteration took {one}; {number:,} like it take {whole}")
 
     def on_log(self, args, state, control, logs=None, **kwargs):
