@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import numpy as np
 import psutil
@@ -19,6 +20,7 @@ from helpers.testing_utils import make_roles, make_trainer, play
 from helpers.workers import check_same_as_in_threads, check_training, make_faulty
 
 from trl_nlac.environments import AgentEnvironment, EnvironmentFailure, StepResult, TextEnvironment
+from trl_nlac.episodes import process
 from trl_nlac.episodes.pool import EnvironmentPool
 from trl_nlac.episodes.process import ProcessEnvironment
 from trl_nlac.episodes.rollout import play_episodes
@@ -51,6 +53,21 @@ def test_the_same_as_in_threads(tmp_path, max_instances):
         return play_in(workers, factory, tasks, max_instances=most, timeout=300)[0]
 
     check_same_as_in_threads(tmp_path, play, "process")
+
+
+def test_modules_can_be_imported_meanwhile(monkeypatch):
+    class Name(str):
+        def startswith(self, prefix):
+            modules["imported by another thread"] = None
+            return False
+
+    modules = {Name("a module"): None, Name("another"): None}
+    monkeypatch.setattr(process, "sys", SimpleNamespace(modules=modules))
+    environment = ProcessEnvironment(make_faulty(None))
+    try:
+        assert environment.reset(seed=1, at=9) == "win 1"
+    finally:
+        environment.close()
 
 
 def test_columns_can_have_any_name():

@@ -92,7 +92,8 @@ class ProcessEnvironment(RemoteEnvironment):
         if "forkserver" in methods:
             # The server imports once what scripts would import in every process. vLLM is not to be forked.
             package = __name__.partition(".")[0]
-            loaded = [name for name in sys.modules if name.startswith(f"{package}.") and "vllm" not in name]
+            names = list(sys.modules)  # at once, as other threads import
+            loaded = [name for name in names if name.startswith(f"{package}.") and "vllm" not in name]
             context.set_forkserver_preload([__name__, *loaded])
         self._connection, other_end = context.Pipe()
         closing, self._closing = context.Pipe(duplex=False)  # for one that is in a call
