@@ -26,11 +26,15 @@ REAL = [
     "tiny,real,plain,4,full,checkpointed,256,64",
     "tiny,real,plain,4,lora,checkpointed,256,64",
     "135m,real,plain,4,full,checkpointed,96,32",
+    "0.5b,real,plain,4,lora,checkpointed,96,32",
 ]
 # Without data: bfloat16, which this CPU computes slowly, and the shape of a model of 7B.
 COUNTED = [
     "tiny,fake,plain,4,full,checkpointed,256,64",  # as the real one
     "tiny,fake,none,4,full,kept,256,64",
+    "135m,fake,none,4,full,checkpointed,1024,256",
+    "0.5b,fake,none,4,full,checkpointed,1024,256",
+    "0.5b,fake,none,4,lora,checkpointed,1024,256",
     "7b,fake,zero3,2,full,checkpointed,8192,512",
     "7b,fake,zero3,2,full,checkpointed,32256,512",  # the paper's context
     "7b,fake,none,2,lora,checkpointed,4096,512",

@@ -184,18 +184,21 @@ def loss_bytes(
 ) -> tuple[float, float]:
     """
     Bytes of the loss in the forward and in the backward pass. There are logits of a chunk of answer tokens alone:
-    those of the head, in float32, and their log-probabilities; then three gradients of these in float32 and one of the
-    head's. Each chunk has a gradient of the head's weight, which is added to that of the chunks before it. Tokens that
-    learn by a distribution of the initial weights (`NLACConfig.has_teacher`) need its hidden states, a copy of a
-    trained head, and in a chunk four times its logits in float32.
+    those of the head, in float32, and their log-probabilities; then these, their gradient and that of the logits. Each
+    chunk has a gradient of the head's weight, which is added to that of the chunks before it, in half precision where
+    weights are converted; a frozen head is converted for each chunk. Tokens that learn by a distribution of the
+    initial weights (`NLACConfig.has_teacher`) need its hidden states, a copy of a trained head, and in a chunk four
+    times its logits in float32.
     """
     a, chunk = precision.activation, min(LOSS_CHUNK, answer_tokens) * shape.vocab_size
-    gradients = _weight_gradient(shape, precision, shape.vocab_size) * (2 if answer_tokens > LOSS_CHUNK else 1)
+    are_added = answer_tokens > LOSS_CHUNK and not precision.casts
+    gradients = _weight_gradient(shape, precision, shape.vocab_size) * (2 if are_added else 1)
+    converted = 2 * shape.vocab_size * shape.hidden_size if precision.casts and shape.has_adapters else 0
     teacher = 0.0
     if taught_tokens:
         trained = 0 if shape.has_adapters else precision.trained * shape.vocab_size * shape.hidden_size
         teacher = a * taught_tokens * shape.hidden_size + trained + 4 * 4 * chunk
-    return (a + 8) * chunk + teacher, (a + 12) * chunk + gradients + teacher
+    return (a + 8) * chunk + converted + teacher, 12 * chunk + gradients + converted + teacher
 
 
 def _weight_gradient(shape: ModelShape, precision: Precision, width: int) -> float:
