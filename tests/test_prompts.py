@@ -187,10 +187,12 @@ class TestNLACPrompts:
 
     def test_scores_come_with_their_scale(self):
         values = {
-            "next_observation": "The door is shut.",
+            "next_observation": "The door is\nshut.",
+            "observed": "The door is shut.",
             "score": "0.5",
             "success_threshold": "2",
             "outcome": "failed",
         }
         (asked,) = NLACPrompts().question("backup_terminated", **values)
         assert "The final score is 0.5; a score of 2 or more is a success. The task has failed." in asked["content"]
+        assert "\nFuture: The door is shut. The task has failed.\n" in asked["content"]

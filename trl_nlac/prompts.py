@@ -96,8 +96,9 @@ Write a few short sentences and call no tool."""
 STEP_REWARD = "The reward of this step is {reward}."
 
 BACKUP = """\
-Now judge the action that led to this observation; call no tool. Write these two lines, and nothing else:
-Future: <the observation, then what you foresaw after it, up to success or failure; what comes first matters most>
+Now judge the action that led to this observation; call no tool. Begin with the observation, and go on with what you \
+foresaw after it, up to success or failure, in one or two short sentences. Write these two lines, and nothing else:
+Future: {observed} ...
 Optimality: <only "Yes" if it was the best action, else "No" and one sentence on what to do instead>"""
 
 _ENDED = """\
@@ -110,7 +111,7 @@ BACKUP_TERMINATED = f"""\
 {_ENDED}
 
 Now judge the action; call no tool. Write these two lines, and nothing else:
-Future: <the observation, and how the task ended>
+Future: {{observed}} The task has {{outcome}}.
 Optimality: <only "Yes" if it was the best action, else "No" and one sentence on what to do instead>"""
 
 BACKUP_FUTURE = """\
@@ -133,9 +134,9 @@ error too>"""
 # The refinement policy
 
 REFINE = """\
-Take your last action back and choose an action in its place. It replaces the last one, it does not come after it. \
-Use its judgement: do what it says to do instead, or repeat the action if it was the best one. Mention neither the \
-last action nor its judgement. Write the action in exactly this form, and nothing else:
+Take your last action back and act anew in its place. Do what its judgement says to do instead, or repeat the action \
+if it was the best one: {advice}
+Write only the action, in exactly this form:
 {action_format}"""
 
 # Reasoning models: the chain of thought of a training target must not know what the prompt in training does not show
@@ -186,7 +187,7 @@ WORKED_EXAMPLES: list[dict[str, str]] = [
         "score": "0",
         "success_threshold": "1",
         "outcome": "failed",
-        "backup_terminated": "Future: The visitor finds nothing about stars there, and leaves. The task failed.\n"
+        "backup_terminated": "Future: The visitor finds nothing about stars there, and leaves. The task has failed.\n"
         "Optimality: No. Name science, because stars are a part of it.",
         "refine_thought": "Stars are a part of science.",
         "refine": "science",
@@ -221,7 +222,9 @@ WORKED_SOLUTIONS: list[dict[str, str]] = [
     },
 ]
 
-_FIELD = re.compile(r"\{(action_format|futures|next_observation|outcome|reward|score|success_threshold|tools)\}")
+_FIELD = re.compile(
+    r"\{(action_format|advice|futures|next_observation|observed|outcome|reward|score|success_threshold|tools)\}"
+)
 _REQUIRED_FIELDS = {
     "tools": {"tools"},
     "evaluation": {"futures"},
@@ -231,10 +234,11 @@ _REQUIRED_FIELDS = {
     "backup_correctness": {"score"},
 }
 _OPTIONAL_FIELDS = {
-    **dict.fromkeys(("policy", "unreadable_action", "refine"), {"action_format"}),
-    **dict.fromkeys(
-        ("backup_terminated", "backup_future_terminated", "backup_correctness"), {"success_threshold", "outcome"}
-    ),
+    **dict.fromkeys(("policy", "unreadable_action"), {"action_format"}),
+    "refine": {"action_format", "advice"},
+    **dict.fromkeys(("backup", "backup_future"), {"observed"}),
+    **dict.fromkeys(("backup_terminated", "backup_future_terminated"), {"success_threshold", "outcome", "observed"}),
+    "backup_correctness": {"success_threshold", "outcome"},
     "observed_end": {"score", "success_threshold", "outcome"},
     "step_reward": {"reward"},
 }
@@ -296,7 +300,8 @@ class NLACPrompts:
         successor (`str`, *optional*):
             Shows `{next_observation}` and asks for the future from there: the first half of the Bellman backup.
         backup (`str`, *optional*):
-            Asks for the judgement that joins the observation and the predicted future, p_tpred.
+            Asks for the judgement that joins the observation and the predicted future, p_tpred. `{observed}`, the
+            observation on one line, cut to 64 tokens, is optional here and below.
         backup_terminated (`str`, *optional*):
             The same where the task ended: shows `{next_observation}` and the final `{score}`; `{success_threshold}`
             and `{outcome}` ("succeeded" or "failed") are optional.
@@ -313,7 +318,8 @@ class NLACPrompts:
             Follows the observed course of an episode that ended (`bootstrap="monte_carlo"`). `{score}` is optional.
             Empty for none.
         refine (`str`, *optional*):
-            Asks for an action in place of the criticised one, p_refine. `{action_format}` is optional.
+            Asks for an action in place of the criticised one, p_refine. `{action_format}` is optional, and so is
+            `{advice}`, the critique's, or its "Yes" or "No" without any.
         correct_backup (`str`, *optional*):
             Asks a reasoning model to rewrite the thoughts before a backup, in `<corrected_think>` tags.
         correct_refine (`str`, *optional*):
@@ -392,7 +398,9 @@ class NLACPrompts:
                     f"An example's answer to the prompt `{name}` does not have the form in which its answers are "
                     f"read, so the model would learn one that is not: {text!r}"
                 )
-            needed = set(_FIELD.findall(vars(self)[name])) - {"action_format"} if name in _ANSWERED else set()
+            fields = set(_FIELD.findall(vars(self)[name])) if name in _ANSWERED else set()
+            fields -= {"action_format", "advice"}
+            needed = {"next_observation" if field == "observed" else field for field in fields}
             if missing := needed - example.keys():
                 raise ValueError(f"An example answers `{name}`, and lacks its field `{min(missing)}`: {example!r}")
 
@@ -404,9 +412,9 @@ class NLACPrompts:
         """Ask the prompt `name`, with its fields filled in."""
         return [{"role": "user", "content": render(vars(self)[name], **values)}]
 
-    def refinement(self, format_name: str) -> list[Message]:
-        """Ask for an action in place of the last one, in the format `format_name`."""
-        return self.question("refine", action_format=self.action_format(format_name))
+    def refinement(self, format_name: str, critique: Critique) -> list[Message]:
+        """Ask for an action in place of the last one, which has a critique, in the format `format_name`."""
+        return self.question("refine", action_format=self.action_format(format_name), advice=critique.in_short)
 
     def opening(
         self, task: list[Message], format_name: str, tools: list[dict[str, Any]], instructions: str = ""
@@ -439,10 +447,13 @@ class NLACPrompts:
             {"role": "assistant", "content": act(example.get("thought", ""), example["action"])},
         ]
         values = {"action_format": self.action_format(format_name), **example}
+        values |= {"observed": values.get("next_observation", ""), "advice": ""}
         for name, answer in example.items():
             if name in _ANSWERED:
                 answer = act(example.get("refine_thought", ""), answer) if name == "refine" else answer
                 messages += [*self.question(name, **values), {"role": "assistant", "content": answer}]
+                if isinstance(judged := _PARSERS.get(name, str)(answer), Critique):
+                    values["advice"] = judged.in_short
         return messages
 
     def repeated_in(self, texts: list[str]) -> list[bool]:
@@ -644,6 +655,36 @@ _PARSERS = {
     **dict.fromkeys(("critique", "evaluation", "backup", "backup_terminated"), parse_critique),
     **dict.fromkeys(("correctness", "backup_correctness"), parse_correctness),
 }
+
+
+def begun_critique(text: str) -> str | None:
+    """
+    Begin what a critique lacks that was written up to here: the future, the verdict, or after a bare "No" what to do
+    instead. Return the text with that beginning, or `None` if it lacks nothing.
+    """
+    text = text.strip()
+    if not text:
+        return "Future:"
+    if "optimality" not in text.lower():
+        return f"{text}\nOptimality:"
+    is_bare = re.search(r"\bOptimality\W+No\W*$", text, re.IGNORECASE)
+    return f"{text.rstrip('.')}. Instead," if is_bare else None
+
+
+def begun_thought(text: str) -> str | None:
+    """Begin an action with a thought, as [`begun_critique`]."""
+    text = text.strip()
+    if not text:
+        return "Thought:"
+    return f"{text}\nAction:" if "action:" not in text.lower() else None
+
+
+def begun_correctness(text: str) -> str | None:
+    """Begin the critique of a single step, as [`begun_critique`]."""
+    return None if text.strip() else "Correctness:"
+
+
+BEGUN = {parse_critique: begun_critique, parse_correctness: begun_correctness}  # what begins an answer, by its parser
 
 
 def parse_future(text: str) -> Critique | None:

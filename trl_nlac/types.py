@@ -245,6 +245,11 @@ class Critique:
         verdict = "Yes" if self.optimal else f"No{'.' if self.advice[:1].isupper() else ''} {self.advice}".strip()
         return f"Future: {self.future}\nOptimality: {verdict}" if self.future else f"Correctness: {verdict}"
 
+    @property
+    def in_short(self) -> str:
+        """The advice, or without any the verdict."""
+        return self.advice or ("Yes" if self.optimal else "No")
+
 
 class Judgement(NamedTuple):
     """The critic's judgement of an action: the critique, its verdict, and log P(Yes) - log P(No) of the verdict."""

@@ -39,14 +39,14 @@ class RoleGenerator(ScriptedGenerator):
             if "corrected_think" in text
             else JUDGED
             if "Future:" in text or "success or" in text
-            else CALL.replace("1", "2" if "replaces the last one" in text else "1")
+            else CALL.replace("1", "2" if "act anew" in text else "1")
             for text in questions
         ]
         return super().generate(prompts, sampling, seeds, bar)
 
-    def _completion(self, answer):
+    def _completion(self, answer, begun=()):
         template = self.chat.template
-        return super()._completion([*template.encode(answer), template.stop_id])
+        return super()._completion([*template.encode(answer), template.stop_id], begun)
 
 
 class Tools:

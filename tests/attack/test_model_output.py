@@ -199,9 +199,10 @@ class WildGenerator(ScriptedGenerator):
         self.writer = Writer(chat, seed)
         self.sound = chat.completion(sound)
 
-    def _completion(self, answer):
+    def _completion(self, answer, begun=()):
         is_sound = self.writer.rng.random() < 0.5
-        return Completion(self.sound if is_sound else self.writer.answer(), self.writer.rng.random() < 0.9)
+        answer = Completion(self.sound if is_sound else self.writer.answer(), self.writer.rng.random() < 0.9)
+        return super()._completion(answer, begun)
 
 
 @pytest.mark.parametrize("options", [{}, {"num_futures": 2}, {"single_step": True, "max_turns": 1}])

@@ -205,7 +205,7 @@ class RoleGenerator(ScriptedGenerator):
 
     def generate(self, prompts, sampling, seeds, bar=None):
         call, critique = call_message([("route", {"x": "amber"})]), "Future: closed win\nOptimality: No use amber"
-        answer = self.chat.completion(critique if sampling.max_tokens == 99 else call)
+        answer = self.chat.completion(critique if sampling.max_tokens > 90 else call)
         self.answers = [answer] * len(prompts)
         return super().generate(prompts, sampling, seeds, bar)
 

@@ -66,7 +66,7 @@ class TestHealth:
         echo = "Future: It opens.\nOptimality: Yes\nWrite these two lines, and nothing else: Future."
         texts = [echo, "Future: It opens.\nOptimality: Yes"]
         targets = [Answer(None, (), text, Critique("It opens.", True)) for text in texts]
-        repaired = "Go left. Write the action in exactly this form, and nothing else."
+        repaired = "Go left. Write only the action, in exactly this form."
         said = [Refinement("a", Critique("", False), Answer(None, (), text, text)) for text in (repaired, "Go left.")]
         metrics = health_metrics(ROLES, [Transition(make_episode(), 0)] * 2, targets, said)
         assert metrics["health/prompt_echoed"] == 0.5

@@ -7,6 +7,7 @@ import os
 import re
 import tempfile
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,7 @@ from trl_nlac.generation.generator import Completion, Sampling
 from trl_nlac.method.batches import MicroBatch
 from trl_nlac.method.roles import Roles
 from trl_nlac.options.role_options import RoleOptions
+from trl_nlac.prompts import BEGUN
 from trl_nlac.replay.files import StoredEpisode, read_episodes
 from trl_nlac.types import Episode, Turn
 
@@ -184,7 +186,8 @@ class Answering:
 
 class ScriptedGenerator(StubGenerator):
     """
-    Returns scripted answers and records its prompts, for tests of the roles' prompts.
+    Returns scripted answers and records its prompts, for tests of the roles' prompts. It knows of critiques that are
+    begun for it: the prompts do not show that, and it adds nothing to an answer that it has ended.
 
     Args:
         chat ([`~chat.encoder.ChatEncoder`]):
@@ -199,22 +202,36 @@ class ScriptedGenerator(StubGenerator):
         self.prompts: list[list[int]] = []
         self.samplings: list[Sampling] = []  # one for each prompt
         self.batch_sizes: list[int] = []  # one for each call
+        self.begun = [chat.beginning(begin("")) for begin in BEGUN.values()]
 
     def generate(self, prompts, sampling, seeds, bar=None) -> list[Completion]:
-        self.prompts += prompts
-        self.samplings += [sampling] * len(prompts)
+        completions = []
+        for prompt in prompts:
+            if self.chat.decode(prompt[-12:]).rstrip().endswith(("Optimality:", "Instead,")):
+                completions.append(Completion([self.chat.end_of_turn_id], True))
+                continue
+            asked, begun = self.split(prompt)
+            self.prompts.append(asked)
+            self.samplings.append(replace(sampling, max_tokens=sampling.max_tokens + len(begun)))
+            answer = self.answers if isinstance(self.answers, str) else self.answers.pop(0)
+            completions.append(self._completion(answer, begun))
         self.batch_sizes.append(len(prompts))
-        always = isinstance(self.answers, str)
-        return [self._completion(self.answers if always else self.answers.pop(0)) for _ in prompts]
+        return completions
+
+    def split(self, prompt: list[int]) -> tuple[list[int], list[int]]:
+        """Split a prompt from the beginning of a critique."""
+        begun = next((begun for begun in self.begun if prompt[-len(begun) :] == begun), [])
+        return prompt[: len(prompt) - len(begun)], begun
 
     def score(self, prompts, completions) -> list[float]:
         """Score a "Yes" one nat above everything else."""
         return [float("yes" in self.chat.decode(token_ids).lower()) for token_ids in completions]
 
-    def _completion(self, answer: str | list[int] | Completion) -> Completion:
-        if isinstance(answer, Completion):
-            return answer
-        return Completion(self.chat.completion(answer) if isinstance(answer, str) else answer, True)
+    def _completion(self, answer: str | list[int] | Completion, begun: list[int] = ()) -> Completion:
+        if not isinstance(answer, Completion):
+            answer = Completion(self.chat.completion(answer) if isinstance(answer, str) else answer, True)
+        is_begun = answer.token_ids[: len(begun)] == begun
+        return replace(answer, token_ids=answer.token_ids[len(begun) :]) if is_begun else answer
 
 
 def make_roles(answers: list | str, prompts: NLACPrompts = COMPACT_PROMPTS, **kwargs) -> Roles:

@@ -43,7 +43,8 @@ class TestAsk:
         roles = make_roles(answers, max_format_retries=2, role_sampling={"backup": {"temperature": 1.0}})
         first, last = bellman_targets(roles, make_transitions(roles), "implicit")
         assert (first.parsed is None) and last.parsed is not None
-        assert roles.tally.num_generated_tokens == sum(len(roles.chat.completion(text)) for text in answers)
+        # Two tokens of the critique are begun for the model, and each of three other answers ends a second time.
+        assert roles.tally.num_generated_tokens == sum(len(roles.chat.completion(text)) for text in answers) - 2 + 3
         metrics = roles.take_metrics()
         assert metrics["backup/format_rate"] == pytest.approx(1 / 4)
         assert roles.take_metrics() == {}
@@ -58,7 +59,34 @@ class TestAsk:
 
         roles.generator.generate = noting
         roles.ask("critic", [transition.state for transition in make_transitions(roles)], parse_critique)
-        assert len(seeds) == 3 and len({(place, seed) for given in seeds for place, seed in enumerate(given)}) == 6
+        assert len(seeds) == 6 and len({(place, seed) for given in seeds for place, seed in enumerate(given)}) == 6
+
+    @pytest.mark.parametrize(
+        ("answers", "written"),
+        [
+            ([" it opens", " Yes"], "Future: it opens\nOptimality: Yes"),
+            (
+                [" it opens.\nOptimality: No.", " use the key"],
+                "Future: it opens.\nOptimality: No. Instead, use the key",
+            ),
+            ([" it", " No", " use the key"], "Future: it\nOptimality: No. Instead, use the key"),
+            ([" it\nOptimality: Yes"], "Future: it\nOptimality: Yes"),
+        ],
+    )
+    def test_critiques_are_begun_for_the_model(self, monkeypatch, answers, written):
+        """A critique has its labels, and what to do instead, though the model ended before."""
+        roles, left = make_roles([]), list(answers)
+
+        def generate(prompts, sampling, seeds, bar):
+            (prompt,) = prompts
+            assert prompt[: len(state.ids)] == list(state.ids) and len(prompt) > len(state.ids)
+            return [Completion([*roles.chat.template.plain_text.encode(left.pop(0)), roles.chat.end_of_turn_id], True)]
+
+        monkeypatch.setattr(roles.generator, "generate", generate)
+        state = make_transitions(roles)[0].state
+        (answer,) = roles.ask("critic", [state], parse_critique)
+        assert (answer.text, left) == (written, []) and answer.parsed is not None
+        assert answer.token_ids == tuple(roles.chat.completion(written))
 
     @pytest.mark.parametrize("retries", [0, 1, 5])
     def test_a_greedy_backup_that_breaks_its_format_is_retried_by_sampling(self, retries):

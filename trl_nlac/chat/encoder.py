@@ -6,6 +6,7 @@ import json
 import re
 from bisect import bisect_left, bisect_right
 from itertools import pairwise
+from os.path import commonprefix
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
@@ -147,6 +148,10 @@ class ChatEncoder:
         elif header[:number] == self.prefill:
             header = header[number:]
         return [*header, *body]
+
+    def beginning(self, text: str) -> list[int]:
+        """Encode the text that an assistant's turn begins with: the tokens that it has whichever word comes next."""
+        return commonprefix([self.completion(f"{text} {word}") for word in ("a", "The")])
 
     def remembered(
         self, token_ids: list[int], tools: tuple[str, ...] = (), keeps_reasoning: bool | None = None

@@ -9,6 +9,9 @@ from .critic import critic_prompt
 from .roles import Roles
 
 
+_OBSERVED_TOKENS = 64  # of an observation in the form of a target
+
+
 def bellman_targets(roles: Roles, transitions: list[Transition], bootstrap: str) -> list[Answer]:
     """
     Sample targets of the language Bellman backup, d_t ~ B_L M(. | s_t, a_t) (equation 1, p_tpred in section 5.1), with
@@ -40,11 +43,12 @@ def backup_questions(roles: Roles, transitions: list[Transition], bootstrap: str
     """
     prompts = _terminated_prompts(roles, transitions)
     if not roles.options.single_step:
-        question = roles.prompts.question("backup" if roles.options.num_futures == 1 else "backup_future")
+        name = "backup" if roles.options.num_futures == 1 else "backup_future"
         continuing = {i: transition for i, transition in enumerate(transitions) if not transition.terminated}
         futures = FUTURES[bootstrap](roles, list(continuing.values()))
         for i, conversation in zip(continuing, futures, strict=True):
             if conversation is not None:
+                question = roles.prompts.question(name, observed=_on_one_line(roles, continuing[i]))
                 prompts[i] = roles.builder.follow_up(conversation, question)
     return [prompts.get(i) for i in range(len(transitions))]
 
@@ -106,7 +110,8 @@ def _terminated_prompts(roles: Roles, transitions: list[Transition]) -> dict[int
     prompts = {}
     for i, transition in enumerate(transitions):
         if transition.terminated:
-            values = {"next_observation": _observed(roles, transition), **_score_values(roles, transition)}
+            values = {"next_observation": _observed(roles, transition), "observed": _on_one_line(roles, transition)}
+            values |= _score_values(roles, transition)
             question = roles.prompts.question(name, **values)
             prompts[i] = roles.builder.follow_up(transition.state_action, question)
     return prompts
@@ -125,6 +130,11 @@ def _observed(roles: Roles, transition: Transition) -> str:
     if not reward or (transition.terminated and reward == transition.episode.score):
         return observation
     return "\n".join(filter(None, [observation, render(roles.prompts.step_reward, reward=f"{reward:g}")]))
+
+
+def _on_one_line(roles: Roles, transition: Transition) -> str:
+    """The observation that followed, as the form of a target begins with it: on one line, and cut if it is long."""
+    return roles.chat.shortened(" ".join(transition.turn.next_observation.split()), _OBSERVED_TOKENS)
 
 
 def _successor_prompts(roles: Roles, transitions: list[Transition]) -> list[Prompt]:

@@ -133,9 +133,11 @@ def ask_refined(
 
 def refinement_prompts(roles: Roles, state_actions: list[Prompt], critiques: list[Answer]) -> list[Prompt]:
     """Return the conversations that ask for a refined action, see [`ask_refined`]."""
-    question = roles.prompts.refinement(roles.actions.name)
     return [
-        roles.builder.follow_up(roles.builder.continued(judgement_prompt(roles, state_action), critique), question)
+        roles.builder.follow_up(
+            roles.builder.continued(judgement_prompt(roles, state_action), critique),
+            roles.prompts.refinement(roles.actions.name, critique.parsed),
+        )
         for state_action, critique in zip(state_actions, critiques, strict=True)
     ]
 

@@ -16,7 +16,7 @@ from ..chat.encoder import ChatEncoder
 from ..generation.generator import Completion, Generator, Sampling
 from ..options.checks import check
 from ..options.role_options import ROLE_DEFAULTS, ROLES, RoleOptions
-from ..prompts import NLACPrompts, parse_corrected_think
+from ..prompts import BEGUN, NLACPrompts, begun_thought, parse_corrected_think
 from ..types import Answer, Prompt
 from .prompt_builder import PromptBuilder
 from .randomness import draw_seeds
@@ -113,14 +113,16 @@ class Roles:
         """
         Answer each prompt as `role`: `"policy"`, `"successor"`, `"backup"`, `"critic"`, `"refine"` or
         `"correction"`. `parse` returns `None` where an answer breaks the format; without it answers are actions, in
-        which the tools of their prompts can be called. `sampling` and `max_format_retries` replace those of the role.
-        A greedy role is asked again at temperature 1. Seeds are drawn if there are none, see
-        [`~method.randomness.seeded`]. Tokens are counted under the role, or under `counted_as`.
+        which the tools of their prompts can be called. Critiques are begun for a model that does not think first, see
+        [`~prompts.begun_critique`]. `sampling` and `max_format_retries` replace those of the role. A greedy role is
+        asked again at temperature 1. Seeds are drawn if there are none, see [`~method.randomness.seeded`]. Tokens are
+        counted under the role, or under `counted_as`.
 
         [`Answer.parsed`] is `None` where the format is broken or the answer was cut off, after all retries, and where
         the prompt is longer than `max_prompt_length`: it is not answered.
         """
         sampling = sampling or self.samplings[role]
+        begin = self._beginning(role, parse)
         retries = self.options.max_format_retries if max_format_retries is None else max_format_retries
         seeds = draw_seeds(len(prompts)) if seeds is None else seeds
         answers = {i: Answer(prompt, (), "", None) for i, prompt in enumerate(prompts)}
@@ -134,7 +136,11 @@ class Roles:
             seeds_now = [seeds[i] + attempt for i in pending]
             if attempt and sampling.temperature == 0:
                 sampling = replace(sampling, temperature=1.0)  # otherwise the same answer would come again
-            completions = self._complete(role, opened, sampling, seeds_now, counted_as or role)
+            of_attempt = (role, opened, sampling, seeds_now, counted_as or role)
+            if begin is None:
+                completions = self._complete(*of_attempt)
+            else:
+                completions = self._complete_form(*of_attempt, begin)
             for i, completion in zip(pending, completions, strict=True):
                 if parse is None:
                     text, parsed = self.actions.read(prompts[i], completion.token_ids, takes_whole=role == "policy")
@@ -149,6 +155,55 @@ class Roles:
             )
             pending = [i for i in pending if answers[i].parsed is None]
         return [answers[i] for i in range(len(prompts))]
+
+    def _beginning(self, role: str, parse: Callable[[str], Any | None] | None) -> Callable[[str], str | None] | None:
+        """Return what begins the answers of a role: `None` for a model that thinks first, and for free text."""
+        if self.chat.template.thinks_by_default:
+            return None
+        if role == "refine" and self.options.action_format == "react" and not self.samplings[role].regex:
+            return begun_thought
+        return BEGUN.get(parse)
+
+    def _complete_form(
+        self,
+        role: str,
+        prompts: list[list[int]],
+        sampling: Sampling,
+        seeds: list[int],
+        counted_as: str,
+        begin: Callable[[str], str | None],
+    ) -> list[Completion]:
+        """
+        Generate completions whose parts `begin` for the model: small models call a tool instead, or end after the
+        first line. What ended without a part goes on with its beginning.
+        """
+        completions: dict[int, Completion] = {}
+        begun = dict.fromkeys(range(len(prompts)), begin(""))
+        while self.generator.any_process(bool(begun)):
+            completions |= self._go_on(role, prompts, begun, sampling, seeds, counted_as)
+            ended = {i: self.chat.decode(completions[i].token_ids) for i in begun if completions[i].finished}
+            begun = {i: more for i, text in ended.items() if (more := begin(text)) is not None}
+        return [completions[i] for i in range(len(prompts))]
+
+    def _go_on(
+        self,
+        role: str,
+        prompts: list[list[int]],
+        begun: dict[int, str],
+        sampling: Sampling,
+        seeds: list[int],
+        counted_as: str,
+    ) -> dict[int, Completion]:
+        """Complete answers, by their places, that begin with a text."""
+        begun_ids = {i: self.chat.beginning(text) for i, text in begun.items()}
+        longest = max(map(len, begun_ids.values()), default=0)
+        within = replace(sampling, max_tokens=max(1, sampling.max_tokens - longest))
+        opened = [prompts[i] + token_ids for i, token_ids in begun_ids.items()]
+        completions = self._complete(role, opened, within, [seeds[i] for i in begun], counted_as)
+        return {
+            i: replace(completion, token_ids=token_ids + completion.token_ids)
+            for (i, token_ids), completion in zip(begun_ids.items(), completions, strict=True)
+        }
 
     def _complete(
         self, role: str, prompts: list[list[int]], sampling: Sampling, seeds: list[int], counted_as: str

@@ -61,7 +61,7 @@ class RoleDialogue:
         if role == "refine":
             for action, critique in [*self.earlier_attempts, (self.action, self.critique)]:
                 messages += [self._act(action, seen, action_format), *prompts.question("critique")]
-                messages += [_says(critique.text), *prompts.refinement(action_format)]
+                messages += [_says(critique.text), *prompts.refinement(action_format, critique)]
             return messages, self._act(self.refined_action, seen, action_format)
         messages.append(self._act(self.action, seen, action_format))
         critique = self.critique
