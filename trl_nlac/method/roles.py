@@ -33,6 +33,8 @@ FORMAT_METRICS = {
     "correction": "correction/format_rate",
 }
 
+_NUM_PARTS = 3  # of an answer that are begun: future, verdict, advice
+
 # The metric for the share of prompts that were longer than `max_prompt_length`, and not answered.
 TOO_LONG = "prompts/too_long_ratio"
 
@@ -175,35 +177,23 @@ class Roles:
     ) -> list[Completion]:
         """
         Generate completions whose parts `begin` for the model: small models call a tool instead, or end after the
-        first line. What ended without a part goes on with its beginning.
+        first line. What ended without a part, within half of the limit, goes on with its beginning.
         """
         completions: dict[int, Completion] = {}
-        begun = dict.fromkeys(range(len(prompts)), begin(""))
-        while self.generator.any_process(bool(begun)):
-            completions |= self._go_on(role, prompts, begun, sampling, seeds, counted_as)
+        begun = dict.fromkeys(range(len(prompts)), self.chat.beginning(begin("")))
+        for _ in range(_NUM_PARTS):
+            if not self.generator.any_process(bool(begun)):
+                break
+            longest = max(map(len, begun.values()), default=0)
+            within = replace(sampling, max_tokens=max(1, sampling.max_tokens - longest))
+            opened = [prompts[i] + token_ids for i, token_ids in begun.items()]
+            found = self._complete(role, opened, within, [seeds[i] for i in begun], counted_as)
+            for (i, token_ids), completion in zip(begun.items(), found, strict=True):
+                completions[i] = replace(completion, token_ids=token_ids + completion.token_ids)
             ended = {i: self.chat.decode(completions[i].token_ids) for i in begun if completions[i].finished}
-            begun = {i: more for i, text in ended.items() if (more := begin(text)) is not None}
+            begun = {i: self.chat.beginning(more) for i, text in ended.items() if (more := begin(text)) is not None}
+            begun = {i: token_ids for i, token_ids in begun.items() if len(token_ids) <= sampling.max_tokens // 2}
         return [completions[i] for i in range(len(prompts))]
-
-    def _go_on(
-        self,
-        role: str,
-        prompts: list[list[int]],
-        begun: dict[int, str],
-        sampling: Sampling,
-        seeds: list[int],
-        counted_as: str,
-    ) -> dict[int, Completion]:
-        """Complete answers, by their places, that begin with a text."""
-        begun_ids = {i: self.chat.beginning(text) for i, text in begun.items()}
-        longest = max(map(len, begun_ids.values()), default=0)
-        within = replace(sampling, max_tokens=max(1, sampling.max_tokens - longest))
-        opened = [prompts[i] + token_ids for i, token_ids in begun_ids.items()]
-        completions = self._complete(role, opened, within, [seeds[i] for i in begun], counted_as)
-        return {
-            i: replace(completion, token_ids=token_ids + completion.token_ids)
-            for (i, token_ids), completion in zip(begun_ids.items(), completions, strict=True)
-        }
 
     def _complete(
         self, role: str, prompts: list[list[int]], sampling: Sampling, seeds: list[int], counted_as: str
