@@ -123,6 +123,12 @@ def test_rewritten_thoughts_are_answers(tmp_path):
     assert [after - before for before, after in zip(plain, thoughtful, strict=True)] == [1, 0]
 
 
+def test_hindsight_asks_for_a_target_and_a_refined_action(tmp_path):
+    options = {"bootstrap": "monte_carlo", "critic_loss_coef": 0.0}
+    assert answers(make_config(tmp_path, **options)) == (1, 1)
+    assert answers(make_config(tmp_path, **options, policy_loss_type="distill")) == (1, 0)
+
+
 def test_explicit_futures_are_one_answer(tmp_path):
     """However many futures the critic weighs."""
     for number, expected in ((1, 3), (4, 3)):
