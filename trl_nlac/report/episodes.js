@@ -253,6 +253,12 @@ function likeness(i) {
   return JSON.stringify([split, dataset, step, outcome, prompt, task, played, others.return, others.failure]);
 }
 
+/** Return whether the policy learned another action than its own in an episode. */
+function isRefined(i) {
+  const samples = data.episodes[i].turns.flatMap((turn) => turn.samples);
+  return samples.some((sample) => (sample.refined_action ?? sample.attempt) !== sample.attempt);
+}
+
 /** Fold equal episodes: return the first index of each kind, with the number of its episodes. */
 function fold(found) {
   const groups = new Map();
@@ -449,7 +455,7 @@ function browse(root) {
           ]
         : []),
     );
-    const told = found.find((i) => data.episodes[i].audited) ?? found[0]; // the one that has most to show
+    const told = found.find(isRefined) ?? found.find((i) => data.episodes[i].audited) ?? found[0];
     root.classList.toggle("open", Boolean(episode));
     const at = placeOf(found, state.episode);
     article.replaceChildren(
