@@ -72,6 +72,17 @@ def test_recipes_fit_as_printed(recipe):
         assert line.startswith(start)
 
 
+def test_what_readme_says_of_its_example():
+    """Its memory, and the options with which it fits a smaller GPU."""
+    text = " ".join((ROOT / "README.md").read_text().split())
+    (model,) = re.findall(r'model="([\w/.-]+)"', text)
+    (most,), (options,) = re.findall(r"at most (\d+) GB", text), re.findall(r"For 24 GB add `([^`]+)`", text)
+    words = [word for option in options.split(", ") for word in f"--{option}".split("=")]
+    plan, _ = plan_of(f"--model_name_or_path {model} --gpus 1x80GB")
+    assert plan.fits and int(most) == round(plan.peak / 1e9)
+    assert plan_of(shlex.join(["--model_name_or_path", model, "--gpus", "1x24GB", *words]))[0].fits
+
+
 @pytest.mark.parametrize(("name", "line"), gpu_lines())
 def test_printed_lines_have_a_batch_size_and_fit(name, line):
     """With the model that a script takes by default, on GPUs with 80 GB: as many as there are processes, or eight."""
