@@ -171,7 +171,7 @@ def test_only_a_report(logs, capsys, monkeypatch):
     texts = {
         "observation": "hi",
         "action": "call(day=1)",
-        "critique": "No.",
+        "critique": "Shut. open(d=2) It creaks.",
         "hindsight": "",
         "better": "call(day=2) <b>",
     }
@@ -179,6 +179,7 @@ def test_only_a_report(logs, capsys, monkeypatch):
     report["before"]["findings"], report["warnings"] = [{**texts, **numbers}], ["One <b>warning</b>."]
     page = write_page(Path("other.html"), "improvement.html.jinja", ("page.css",), (), {}, report=report).read_text()
     assert "<mark>call(day=2)</mark> <mark>&lt;b&gt;</mark>" in page and "One &lt;b&gt;warning&lt;/b&gt;." in page
+    assert "Shut.\nopen(d=2)\nIt creaks." in page
     headings = [
         page.index(heading) for heading in ("Where things went wrong", "Warnings of the", "What the logs hold")
     ]
