@@ -306,6 +306,11 @@ def test_autodoc_finds_everything():
         assert "[[autodoc]]" not in source[0], page
 
 
+def test_pages_are_short():
+    words = {page: len(page.read_text().split()) for page in PAGES}
+    assert words[BY_NAME["README"]] <= 900 and sum(words.values()) <= 32_000
+
+
 def test_every_page_is_in_the_navigation():
     toctree = yaml.safe_load((SOURCE / "_toctree.yml").read_text())
     listed = [page["local"] for section in toctree for page in section["sections"]]
