@@ -22,7 +22,7 @@ BENCHMARKS ?= systems.rollout systems.replay systems.target_weights systems.trai
 SOURCES := $(wildcard trl_nlac examples tests benchmarks docs setup.py)
 
 TARGETS := demo test test-benchmarks test-slow test-distributed test-vllm test-newest test-gpu gpu-bundle real-model test-real \
-	lint format bench bench-learning bench-vllm docs clean
+	user-hours lint format bench bench-learning bench-vllm docs clean
 
 .PHONY: help $(TARGETS)
 
@@ -68,6 +68,10 @@ real-model: $(VENV)/.dev
 test-real: real-model $(VLLM_VENV)/.vllm
 	$(OFFLINE) $(BIN)/python -m pytest tests/real_model -m "real_model and not vllm" $(PYTEST_ARGS)
 	$(OFFLINE) $(VLLM_VENV)/bin/python -m pytest tests/real_model -m "real_model and vllm" $(PYTEST_ARGS)
+
+# The first hour of a user, from a clone and from a wheel: every command that README and quickstart print.
+user-hours: $(VENV)/.dev
+	PYTHONPATH=. $(BIN)/python tests/user_hours.py $(ARGS)
 
 # For a machine with a GPU, once: stages in minutes each, with a table. GPU_ARGS="--stages device training" runs some.
 test-gpu: $(VENV)/.dev $(VLLM_VENV)/.vllm

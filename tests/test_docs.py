@@ -250,6 +250,18 @@ def test_make_targets_exist():
         assert set(re.findall(r"`make ([\w-]+)", prose(page))) <= set(targets), page
 
 
+def test_yaml_files_exist():
+    """Those of the package and of the examples; `run.yaml` and the like are files that a page shows."""
+    folders = ("trl_nlac/recipes", "trl_nlac/accelerate_configs", "examples/recipes")
+    known = {path.name for folder in folders for path in (ROOT / folder).glob("*.yaml")}
+    for page in PAGES:
+        shown = {block.text.partition("\n")[0].removeprefix("# ") for block in blocks(page)}
+        named = re.findall(r"([\w-]+\.yaml)\b", page.read_text())
+        assert set(named) <= known | shown, page
+    listed = re.findall(r"^\| \[`(\w+\.yaml)`\]", BY_NAME["cli"].read_text(), re.MULTILINE)
+    assert sorted(listed) == sorted(path.name for path in (ROOT / folders[0]).glob("*.yaml"))
+
+
 def test_commands_of_the_overview_are_those_of_the_scripts():
     described = set()
     for words in commands(BY_NAME["example_overview"]):
@@ -292,6 +304,11 @@ def test_autodoc_finds_everything():
         source = [page.read_text()]
         on_source_read(None, page.stem, source)
         assert "[[autodoc]]" not in source[0], page
+
+
+def test_pages_are_short():
+    words = {page: len(page.read_text().split()) for page in PAGES}
+    assert words[BY_NAME["README"]] <= 900 and sum(words.values()) <= 32_000
 
 
 def test_every_page_is_in_the_navigation():

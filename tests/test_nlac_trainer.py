@@ -290,9 +290,11 @@ class TestTraining:
     def test_refinement_in_hindsight(self, tmp_path):
         """Without a critic: the stored action is refined by what followed it, and only the policy is trained."""
         config = {"bootstrap": "monte_carlo", "critic_loss_coef": 0.0}
-        trainer = make_trainer(tmp_path, {**config, "max_steps": 2}, RecordingOfStored)
+        trainer = make_trainer(tmp_path, {**config, "max_steps": 2, "logging_steps": 1}, RecordingTrainer)
         trainer.train()
         assert set(chain(*trainer.losses())) == {"policy"}
+        asked = {name for name in trainer.state.log_history[0] if name.startswith("tokens/generated/")}
+        assert "tokens/generated/refine" in asked and "tokens/generated/critic" not in asked
         assert trainer.replay.priority_mean == 1
 
     @pytest.mark.parametrize("is_stored", [False, True], ids=["fresh", "stored"])

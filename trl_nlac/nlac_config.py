@@ -154,6 +154,11 @@ class NLACConfig(TrainingOptions, RoleOptions, GenerationOptions, EnvironmentOpt
             raise ValueError(
                 "`critic_loss_coef=0` with `policy_loss_coef=0` trains neither the critic nor the policy. Raise one."
             )
+        if self.is_in_hindsight and self.num_futures > 1:
+            raise ValueError(
+                f"`critic_loss_coef=0` refines actions by what followed, which has no verdict with "
+                f"`num_futures={self.num_futures}`. Set it to 1."
+            )
 
     def set_checkpointing_kwargs(self, kwargs: dict[str, Any]) -> None:
         """Set how activations are recomputed, by both names."""
@@ -265,6 +270,11 @@ class NLACConfig(TrainingOptions, RoleOptions, GenerationOptions, EnvironmentOpt
     def distills(self) -> bool:
         """Whether the policy learns the refinement policy's distribution."""
         return self.policy_loss_type == "distill"
+
+    @property
+    def is_in_hindsight(self) -> bool:
+        """Whether what followed an action takes the place of a learned critic."""
+        return self.bootstrap == "monte_carlo" and not self.critic_loss_coef
 
     @property
     def has_teacher(self) -> bool:

@@ -388,7 +388,7 @@ class NLACTrainer(PublishedTrainer, ComparedEvaluations, RunTrainer):
     def _attempt(self, transitions: list[Transition]) -> list[Attempt | None]:
         """Act in the states of transitions and judge the actions, with the policy's weights (line 9)."""
         with self.records.timed("attempt"):
-            return attempt_each(self.roles, transitions)
+            return attempt_each(self.roles, [] if self.args.is_in_hindsight else transitions)
 
     def _foresee(self, transitions: list[Transition]) -> list[Prompt | None]:
         """Foresee what follows transitions, with the target weights, and ask the backup about it (line 8)."""
@@ -408,7 +408,7 @@ class NLACTrainer(PublishedTrainer, ComparedEvaluations, RunTrainer):
     ) -> list[Refinement | None]:
         """Refine the attempts in the states of transitions, with the initial weights (line 9)."""
         with self.records.timed("refine"):
-            return refined_actions(self.roles, self.args, attempts)
+            return refined_actions(self.roles, self.args, transitions, attempts, targets)
 
     def _make_batches(
         self, samples: list[Sample], targets: list[Answer], refinements: list[Refinement | None]

@@ -168,6 +168,22 @@ def test_only_a_report(logs, capsys, monkeypatch):
         path = write_page(Path("other.html"), "improvement.html.jinja", ("page.css",), (), {}, report=report)
         assert words in path.read_text()
     assert "<script>x" not in page and key not in page and not Path("report/model").exists()
+    texts = {
+        "observation": "hi",
+        "action": "call(day=1)",
+        "critique": "Shut. open(d=2) It creaks.",
+        "hindsight": "",
+        "better": "call(day=2) <b>",
+    }
+    numbers = {"conversation": 0, "step": 0, "num_steps": 1, "score": -2.5, "reward": 0.0}
+    report["before"]["findings"], report["warnings"] = [{**texts, **numbers}], ["One <b>warning</b>."]
+    page = write_page(Path("other.html"), "improvement.html.jinja", ("page.css",), (), {}, report=report).read_text()
+    assert "<mark>call(day=2)</mark> <mark>&lt;b&gt;</mark>" in page and "One &lt;b&gt;warning&lt;/b&gt;." in page
+    assert "Shut.\nopen(d=2)\nIt creaks." in page
+    headings = [
+        page.index(heading) for heading in ("Where things went wrong", "Warnings of the", "What the logs hold")
+    ]
+    assert headings == sorted(headings) and "-2.5; the conversation ended with 0<" in page
 
 
 @pytest.mark.parametrize(

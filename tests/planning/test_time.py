@@ -69,6 +69,7 @@ def test_share_of_targets_that_are_written(tmp_path, age):
 def test_sizes_of_the_models():
     """The files of configurations hold the published sizes; transformers has those of one as defaults."""
     published = {
+        "Qwen2.5-0.5B-Instruct": 494_032_768,
         "Qwen2.5-14B-Instruct": 14_770_033_664,
         "Qwen2.5-7B-Instruct": 7_615_616_512,
         "Qwen3-4B-Instruct-2507": 4_022_468_096,
@@ -121,6 +122,12 @@ def test_rewritten_thoughts_are_answers(tmp_path):
         answers(make_config(tmp_path, reasoning=reasoning, policy_loss_type="distill")) for reasoning in (False, True)
     )
     assert [after - before for before, after in zip(plain, thoughtful, strict=True)] == [1, 0]
+
+
+def test_hindsight_asks_for_a_target_and_a_refined_action(tmp_path):
+    options = {"bootstrap": "monte_carlo", "critic_loss_coef": 0.0}
+    assert answers(make_config(tmp_path, **options)) == (1, 1)
+    assert answers(make_config(tmp_path, **options, policy_loss_type="distill")) == (1, 0)
 
 
 def test_explicit_futures_are_one_answer(tmp_path):

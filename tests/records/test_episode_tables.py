@@ -16,7 +16,7 @@ from helpers.testing_utils import TASKS, make_config, make_episode, make_trainer
 from trl.trainer.callbacks import RichProgressCallback
 
 from trl_nlac.episodes.text_environment import StepResult
-from trl_nlac.records.episode_tables import EpisodeTables
+from trl_nlac.records.episode_tables import SAMPLE_TEXTS, EpisodeTables
 from trl_nlac.records.folder import completions_file
 
 
@@ -154,7 +154,7 @@ class TestEpisodes:
         """In a separate process, as trackio serves its dashboard from threads that stay."""
         script = f"""
 from helpers.testing_utils import TASKS, make_trainer
-config = dict({CONFIG}, log_completions=True, report_to="trackio")
+config = dict({CONFIG}, log_completions=True, report_to="trackio", audit_samples=2)
 trainer = make_trainer({str(tmp_path / "run")!r}, config)
 trainer.train_dataset = TASKS.select([0, 0, 1, 1])
 trainer.train()
@@ -164,6 +164,9 @@ trainer.train()
         assert done.returncode == 0, done.stderr
         with sqlite3.connect(tmp_path / "trackio" / "huggingface.db") as database:
             found = database.execute("SELECT messages, metadata FROM traces WHERE key = 'episodes'").fetchall()
+            logged = [json.loads(text) for (text,) in database.execute("SELECT metrics FROM metrics")]
+        samples = [row["sample"] for row in logged if "sample" in row]
+        assert len(samples) == 2 and all(sample["_type"] == "trackio.table" for sample in samples)
         conversations, metadata = ([json.loads(text) for text in column] for column in zip(*found, strict=True))
         assert [row["step"] for row in metadata] == [2] * 4 + [4] * 4
         assert {row["task"] for row in metadata} == {json.dumps(TASKS[i]) for i in (0, 1)}
@@ -174,11 +177,17 @@ trainer.train()
     def test_wandb(self, tmp_path, monkeypatch):
         monkeypatch.setenv("WANDB_MODE", "offline")
         monkeypatch.setenv("WANDB_DIR", str(tmp_path))
-        make_trainer(tmp_path / "run", {**CONFIG, "log_completions": True, "report_to": "wandb"}).train()
+        make_trainer(
+            tmp_path / "run", {**CONFIG, "log_completions": True, "report_to": "wandb", "audit_samples": 2}
+        ).train()
         wandb.finish()
         tables = [json.loads(path.read_text()) for path in tmp_path.rglob("completions_*.table.json")]
         assert sorted(row[0] for table in tables for row in table["data"]) == [2] * 4 + [4] * 4
         assert all(table["columns"] == ["step", "prompt", "completion", "return"] for table in tables)
+        samples = [json.loads(path.read_text()) for path in tmp_path.rglob("sample_*.table.json")]
+        assert sorted(table["data"][0][0] for table in samples) == [0, 2]
+        assert all(table["columns"] == ["step", *SAMPLE_TEXTS] and len(table["data"]) == 1 for table in samples)
+        assert all("Optimality:" in table["data"][0][4] for table in samples)  # the critique
 
     def test_rich_progress_callback(self, tmp_path):
         make_trainer(tmp_path, {**CONFIG, "max_steps": 2}, callbacks=[RichProgressCallback()]).train()

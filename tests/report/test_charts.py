@@ -85,7 +85,7 @@ class TestCharts:
         assert [series.name for series in role_charts(log)[0].series] == ["policy", "own_role"]
         # The evaluation has no environment steps.
         assert titles(critic_charts(log)) == ["Compared with the oracle, training"]
-        assert [series.name for series in critic_charts(log)[0].series] == ["future accuracy"]
+        assert [series.name for series in critic_charts(log)[0].series] == ["future right"]
 
     def test_a_role_has_one_color(self, tmp_path):
         roles = ("critic", "backup", "policy", "refine")

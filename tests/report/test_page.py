@@ -40,12 +40,14 @@ HOSTILE = (
 def write_run(run: Path, text: str) -> Path:
     """Write a run with everything that the page can show, and `text` wherever a model or an environment writes."""
     evaluation = {
-        **{"environment/steps": 20, "episode/success_rate": 0.5, "episode/return": 0.5, "critic/brier": 0.2},
+        **{"episode/success_rate": 0.5, "episode/return": 0.5, "critic/brier": 0.2},
         **{"episode/success_rate_low": 0.3, "episode/success_rate_high": 0.7, "oracle/verdict_yes_rate": 0.8},
     }
     metrics = {"critic/loss": 1.0, "policy/loss": 0.5, f"{text}/format_rate": 0.9, "time/rollout": 2.0}
     rows = [training_row(step, **metrics) for step in (1, 2)]
-    rows += [{"step": 2, **{f"eval_{text}_{name}": value for name, value in evaluation.items()}}]
+    for step in (1, 2):
+        of_step = {**evaluation, "environment/steps": 10 * step}
+        rows += [{"step": step, **{f"eval_{text}_{name}": value for name, value in of_step.items()}}]
     write_log(run, rows)
     texts = dict.fromkeys(("text", "action", "next_observation", "critique"), text)
     judged = make_turn(**texts, verdict=True, verdict_score=1.0)
@@ -92,6 +94,10 @@ class TestPage:
             "Losses"
         ]
         assert "trained in 1 h 2 min" in page.text and "LlamaForCausalLM" in page.text
+        settings = {"model": "/models/support_model", "chosen": {}, "others": {}}
+        (tmp_path / SETTINGS).write_text(json.dumps(settings))
+        named = Page(write_report(tmp_path).read_text(encoding="utf-8")).text
+        assert "support_model" in named and "LlamaForCausalLM" not in named and "/models" not in named
         assert "No episodes were recorded" in page.text and "browser" not in [
             attrs.get("id") for _, attrs in page.tags
         ]
@@ -116,7 +122,7 @@ class TestPage:
         text = " ".join(page.text.split())
         assert "Success in evaluation 0.75 0.50 to 0.90 first 0.12, best 0.88" in text
         assert "Environment steps 1,000 Optimizer steps 12" in text
-        assert "Tokens generated 1,200 Tokens trained 45,000" in text
+        assert "Tokens of training: 1,200 generated, 45,000 trained." in text
         assert "not finished" in text and "1 line of training_log.jsonl could not be read" in text
 
     def test_reliability_as_a_table(self, tmp_path):
@@ -202,7 +208,7 @@ class TestBrowser:
         assert page.classes("row") == 4 and page.classes("line") >= 4
 
     def test_what_is_not_escaped_does_not_run(self, tmp_path):
-        write_log(tmp_path, [training_row(1, **{"critic/loss": 1.0})])
+        write_log(tmp_path, [training_row(step, **{"critic/loss": 1.0}) for step in (1, 2)])
         path = write_report(tmp_path)
         harm = "<script>document.title = 'hijacked'</script><b onclick='1' id=x></b>"
         harm += "<img src='http://127.0.0.1:9/x'></main>"
@@ -309,13 +315,37 @@ class TestBrowser:
         )
         before, after, refined, wrong = found["cards"]
         assert before.startswith("Before") and after.startswith("After") and "at step 20: it succeeded" in after
-        for words in ("Critique", "all ends well", "Bellman target", "a door closes", "better idea", "knock before"):
-            assert words in wrong and words in refined, words
+        for words in ("Critique", "all ends well", "Bellman target", "a door closes"):
+            assert words in wrong and words not in refined, words
+        for words in ("better idea", "knock before"):
+            assert words in refined and words not in wrong, words
         assert found["cells"] == [["task", "0", "10", "20"], ["0 task 0", "✕", "✓", "✓"], ["1 task 1", "✕", "✕", "✓"]]
-        assert "Success" in found["preview"]  # of the first of the list
+        assert "Failure" in found["preview"]  # of the audited one
         assert found["keys"] == ["#episode=5", "#episode=6", "#episode=5", ""] and found["focus"] == "q"
         assert "step\n10" in found["opened"][0] and found["opened"][1] == 3
         assert "step\n0" in found["first"] and "step\n0" in found["card"]
+
+    def test_equal_episodes_are_folded_and_turns_have_lines(self, tmp_path):
+        told = make_turn(critique='Future: It is shut. open(door="2") It creaks.\nOptimality: No.', verdict=False)
+        rows = [make_row(i, prompt="same", task="same", turns=[make_turn()]) for i in range(3)]
+        rows += [make_row(3, prompt="same", task="same", turns=[make_turn(action="else")])]
+        write_episodes(tmp_path, [*rows, make_row(4, prompt="same", task="same", turns=[told])], kind="eval")
+        found = drive(
+            write_report(tmp_path),
+            """
+            const found = { rows: all(".row .facts").map((node) => node.innerText), count: text(".count") };
+            seen.location.hash = "episode=2";
+            await wait();
+            found.next = all(".detail .tools button").map((node) => node.disabled);
+            seen.location.hash = "episode=4";
+            await wait();
+            found.critique = text(".text.critique");
+            return found;
+            """,
+        )
+        assert found["count"] == "5 episodes" and ["3 ×" in row for row in found["rows"]] == [True, False, False]
+        assert found["next"] == [False, True, False]  # at the place of its equal, the first of the list
+        assert found["critique"] == 'Future: It is shut.\nopen(door="2")\nIt creaks.\nOptimality: No.'
 
     def test_in_a_notebook(self, tmp_path):
         """The frame has no address and no origin of its own: episodes open all the same, and nothing is reached."""
@@ -343,7 +373,7 @@ class TestBrowser:
     def test_many_episodes(self, tmp_path):
         write_log(tmp_path, [training_row(step, **{"critic/loss": 1 / step}) for step in range(1, 2000)])
         for step in range(20):
-            rows = [make_row(100 * step + i, step, num_turns=10, prompt="walk " * 40) for i in range(100)]
+            rows = [make_row(100 * step + i, step, num_turns=10, prompt=f"walk {i} " * 40) for i in range(100)]
             write_episodes(tmp_path, rows, step, "eval_" if step % 2 else "")
         path = write_report(tmp_path)
         page, console = open_page(path, "#episode=500")

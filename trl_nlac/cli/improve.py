@@ -32,6 +32,7 @@ from ..nlac_config import NLACConfig
 from ..options.role_options import RoleOptions
 from ..prompts import NLACPrompts
 from ..report.rendering import write_page
+from ..report.shown_notes import read_warnings
 from ..secrets import hide_secrets
 from ..terminal import printable
 from ..training.model import is_adapter
@@ -118,6 +119,7 @@ def run(words: list[str]) -> None:
         "is_training": not args.only_report,
         "after": None,
         "guard": None,
+        "warnings": [],
         "seconds": {},
     }
     review = LogReview(found.rows, held_out, args.num_critiques, config.seed)
@@ -133,6 +135,7 @@ def run(words: list[str]) -> None:
     _free_memory()
     trained = _load_agent(str(output / MODEL), model_args, config, prompts)
     report["after"], judged = _review(trained, review, args, script_args, config)
+    report["warnings"] = list(read_warnings(output / MODEL))
     report["guard"] = _calibrate(judged, config.success_threshold, output / MODEL)
     report["is_training"] = False
     report["seconds"]["all"] = time.perf_counter() - start
@@ -373,7 +376,7 @@ def _calibrate(judged: list, success_threshold: float, model: Path) -> dict[str,
             [(i, judgement, episode.score < success_threshold) for i, _, judgement, episode in judged]
         )
     except ValueError as error:
-        print(f"No guard was calibrated: {error}")
+        print(f"No guard: {error}")
         return None
     guard.save_pretrained(model)
     thresholds = {"block_below": guard.block_below, "pass_above": guard.pass_above}

@@ -38,8 +38,21 @@ def foresee_each(roles: Roles, transitions: list[Transition], bootstrap: str) ->
     return answer_each(roles, "future", transitions, foresee)
 
 
-def refined_actions(roles: Roles, args: NLACConfig, attempts: list[Attempt | None]) -> list[Refinement | None]:
-    """Refine attempts, or where the policy is distilled, ask for what teaches it."""
+def stored_attempts(roles: Roles, transitions: list[Transition], targets: list[Answer]) -> list[Attempt | None]:
+    """Make attempts of stored actions, whose critiques are their Bellman targets."""
+    return [Attempt.of_transition(roles, *pair) for pair in zip(transitions, targets, strict=True)]
+
+
+def refined_actions(
+    roles: Roles,
+    args: NLACConfig,
+    transitions: list[Transition],
+    attempts: list[Attempt | None],
+    targets: list[Answer],
+) -> list[Refinement | None]:
+    """Refine attempts, or stored actions in hindsight; where the policy is distilled, ask for what teaches it."""
+    if args.is_in_hindsight:
+        attempts = stored_attempts(roles, transitions, targets)
     return (question_attempts if args.distills else refine_attempts)(roles, attempts)
 
 

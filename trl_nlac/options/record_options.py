@@ -32,7 +32,7 @@ class RecordOptions:
         audit_samples (`int`, *optional*, defaults to `4`):
             Number of training samples of each iteration, on each process, that get a row in the audit trail: the
             transition, its critique now, Bellman target, refined action, losses and priority. Each costs one more
-            critique and changes nothing in training.
+            critique and changes nothing in training. With each log `wandb` and `trackio` get the newest as a table.
 
     Raises:
         ValueError: If a value is out of range; the message names the option.

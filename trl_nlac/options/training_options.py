@@ -91,7 +91,8 @@ class TrainingOptions:
 
         critic_loss_coef (`float`, *optional*, defaults to `1.0`):
             Coefficient of the critic loss, lambda_1 in algorithm 1. With 0 the critic is not trained, and nothing sets
-            priorities. Bellman targets are written all the same, for the health metrics.
+            priorities. Bellman targets are written all the same, for the health metrics. With
+            `bootstrap="monte_carlo"`, too, they take the place of critiques: stored actions are refined in hindsight.
         policy_loss_coef (`float`, *optional*, defaults to `1.0`):
             Coefficient of the policy loss, lambda_2 in algorithm 1. With 0 the policy is not trained. Actions are
             refined all the same, for the health metrics.

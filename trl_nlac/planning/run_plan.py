@@ -250,7 +250,8 @@ class Plan:
             excess = sum(parts.values()) + self.machines.reserve - self.machines.memory
             if excess > 0:
                 part = max(parts, key=parts.get)
-                found.append(f"{name}: {excess / 1e9:.1f} GB too much, of which {part} is the most.")
+                moment = "backward" if name == "layers" else name
+                found.append(f"{moment}: {excess / 1e9:.1f} GB too much; {part} takes {parts[part] / 1e9:.1f} GB.")
         if self.args.use_vllm and self.args.vllm_mode == "server" and not self.machines.server_gpus:
             found.append("vllm_mode: server: no server is described. Add --server_gpus.")
         elif not self._starts:

@@ -37,7 +37,7 @@ def answers(args: NLACConfig) -> tuple[float, float]:
     critique = 1 if args.num_futures == 1 else args.num_futures + 1
     bootstrapped = {"explicit": 2, "implicit": 1, "monte_carlo": 0}[args.bootstrap]
     target = 1 + (0 if args.single_step else bootstrapped)
-    refine = 1 + critique + (not args.distills)
+    refine = (0 if args.is_in_hindsight else 1 + critique) + (not args.distills)
     if args.reasoning:
         target += 1
         refine += not args.distills

@@ -141,6 +141,23 @@ class EpisodeTables:
             _log_to_trackio(rows, completions, step)
 
 
+SAMPLE_TEXTS = "observation action next_observation critique target attempt attempt_critique refined_action".split()
+
+
+def log_sample(row: dict[str, Any], report_to: list[str]) -> None:
+    """Send a row of the audit trail to the experiment trackers, as a table."""
+    table = pd.DataFrame([{name: row[name] for name in ("step", *SAMPLE_TEXTS)}])
+    if "wandb" in report_to:
+        import wandb
+
+        if wandb.run is not None:
+            wandb.log({"sample": wandb.Table(dataframe=table)})
+    if "trackio" in report_to:
+        import trackio
+
+        trackio.log({"sample": trackio.Table(dataframe=table)})
+
+
 def _on_first_process(rows: list[dict[str, Any]], args: NLACConfig) -> list[dict[str, Any]]:
     """Gather the rows of all processes on the first; the others get none, since nobody reads them there."""
     if args.world_size == 1:

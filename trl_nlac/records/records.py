@@ -19,7 +19,7 @@ from ..evaluation.metrics import episode_metrics, is_played, reward_metrics, too
 from ..nlac_config import NLACConfig
 from ..types import LOSSES, Answer, Episode, Judgement, Refinement, Sample, TrainingExample, all_conversations
 from .audit import AuditTrail
-from .episode_tables import EpisodeTables
+from .episode_tables import EpisodeTables, log_sample
 
 
 FEW = 4  # episodes that are written down without `log_completions`
@@ -54,6 +54,7 @@ class Records:
         self.tables = EpisodeTables(args, decode)
         self._rows: list[dict[str, Any]] = []  # of the episodes since the last log
         self.recorded = 0  # step at which episodes and audited samples were written down last
+        self._sent: dict[str, Any] | None = None  # the audited sample that trackers have seen
         self.audit = None
         if args.audit_samples:
             self.audit = AuditTrail(args.output_dir, args.process_index)
@@ -191,6 +192,10 @@ class Records:
         self._rows = []
         if self.audit is not None:
             self.audit.write(step)
+            row = self.audit.newest
+            if row is not self._sent and row and not self.args.process_index:
+                log_sample(row, self.args.report_to)
+            self._sent = row
 
     def take_row(self) -> dict[str, Any] | None:
         """Return the newest audited sample that has all texts, if there is one since the last call."""

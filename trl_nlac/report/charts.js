@@ -159,7 +159,7 @@ function lineChart(chart) {
     el("h3", { dir: "auto" }, chart.title),
     el("p", { className: "note" }, chart.note),
     el("ul", { className: "legend" }, ...legend),
-    plot,
+    chart.series.some((series) => series.x.length > 1) ? plot : null, // one dot says no more than its number
   );
 }
 
@@ -205,8 +205,13 @@ for (const place of document.querySelectorAll("[data-charts]")) {
   place.append(...data.charts[place.dataset.charts].map(lineChart));
 }
 for (const place of document.querySelectorAll("[data-reliability]")) {
+  const evaluations = data.reliability[place.dataset.reliability];
+  if (evaluations.every((evaluation) => evaluation.bins.length < 2)) {
+    place.textContent = "All verdicts have about the same probability: there is nothing to draw.";
+    continue;
+  }
   place.classList.add("plot");
-  reliabilityDiagram(place, data.reliability[place.dataset.reliability]);
+  reliabilityDiagram(place, evaluations);
 }
 // The fragment of the URL is reserved for the episodes.
 for (const link of document.querySelectorAll('a[href^="#"]')) {

@@ -27,11 +27,11 @@ _VERDICTS = {
     "refine/changed_rate": ("actions changed by refinement", "green"),
 }
 _ORACLE = {
-    "oracle/future_accuracy": "blue",
-    "oracle/verdict_yes_rate": "orange",
-    "oracle/verdict_no_rate": "green",
-    "oracle/refined_better_rate": "pink",
-    "oracle/readable_rate": "grey",
+    "oracle/future_accuracy": ("future right", "blue"),
+    "oracle/verdict_yes_rate": ("“Yes” where the action is best", "orange"),
+    "oracle/verdict_no_rate": ("“No” where it is not", "green"),
+    "oracle/refined_better_rate": ("refined action better", "pink"),
+    "oracle/readable_rate": ("critique readable", "grey"),
 }
 _PHASES = {  # timed once per iteration
     "rollout": "orange",
@@ -242,7 +242,7 @@ def _colored(curves: list[tuple[Rows, str, str]]) -> list[Series]:
 
 
 def _truths(rows: Rows) -> list[Series]:
-    return [_curve(rows, name, _words(name), color) for name, color in _ORACLE.items()]
+    return [_curve(rows, name, *shown) for name, shown in _ORACLE.items()]
 
 
 def _both(log: TrainingLog, metric: str) -> list[Series]:

@@ -25,6 +25,7 @@ function svg(tag, attributes = {}, ...children) {
 function format(value, isRate = false) {
   if (isRate) return value.toFixed(2);
   const size = Math.abs(value);
+  if (size && size < 0.001) return value < 0 ? "> -0.001" : "< 0.001";
   if (size >= 1000 || Number.isInteger(value)) return Math.round(value).toLocaleString("en-US");
   if (size >= 1) return value.toFixed(2);
   return String(Number(value.toPrecision(3)));

@@ -21,7 +21,16 @@ const SORTS = {
 };
 const DEFAULTS = { split: "", outcome: "", wrong: "", audited: "", q: "", sort: "newest", page: "1", episode: "" };
 const SAME = 24;
+const SAID = new Set(["critique", "target"]);
 const LONG = { characters: 700, lines: 12 };
+
+/** Put each turn that a critique foresees on a line of its own: its writer separates them by spaces. */
+function inTurns(text) {
+  return text
+    .replace(/([.!?:]) +(?=\w+\([^()\n]*\))/g, "$1\n")
+    .replace(/(\w+\([^()\n]*\)) +(?=[A-Z])/g, "$1\n")
+    .replace(/^Future:\n/, "Future: ");
+}
 
 const haystacks = new Map();
 
@@ -80,7 +89,8 @@ function marked(text, wanted) {
 
 /** Create a block of text; a long one is folded. */
 function textBlock(text, wanted, kind = "") {
-  const pieces = marked(visible(text), wanted.toLowerCase());
+  const shown = SAID.has(kind) ? inTurns(text) : text;
+  const pieces = marked(visible(shown), wanted.toLowerCase());
   const block = el("div", { className: `text ${kind}`, dir: "auto" }, ...pieces);
   const isLong = text.length > LONG.characters || text.split("\n").length > LONG.lines;
   if (!isLong || pieces.length > 1) return block;
@@ -160,10 +170,10 @@ function sampleBlock(sample, q) {
     el(
       "div",
       { className: "parts" },
-      part("Critique at that time", sample.critique, "", ...judged),
-      part("Bellman target", sample.target, "", ...verdictChips(sample.target_verdict)),
+      part("Critique at that time", sample.critique, "critique", ...judged),
+      part("Bellman target", sample.target, "target", ...verdictChips(sample.target_verdict)),
       part("Fresh action in the same state", sample.attempt, "action"),
-      part("Its critique", sample.attempt_critique, "", ...verdictChips(sample.attempt_verdict)),
+      part("Its critique", sample.attempt_critique, "critique", ...verdictChips(sample.attempt_verdict)),
       part(kept ? "Refined action (unchanged)" : "Refined action", sample.refined_action, "refined"),
     ),
   );
@@ -196,7 +206,7 @@ function turnBlock(turn, before, episode, q) {
           "Critic",
           "critic",
           verdictChips(turn.verdict, turn.verdict_score, turn.wrong),
-          turn.critique === undefined ? null : textBlock(turn.critique, q),
+          turn.critique === undefined ? null : textBlock(turn.critique, q, "critique"),
         )
       : null,
     ...turn.samples.map((sample) => sampleBlock(sample, q)),
@@ -235,7 +245,31 @@ function outcomeMark(episode) {
   return el("span", { className: `outcome ${episode.outcome}`, title: name, role: "img", "aria-label": name }, sign);
 }
 
-function listRow(episode, i, isOpen, open) {
+/** Return what equal episodes have in common; an audited one, or one with a mistake of the critic, has no equal. */
+function likeness(i) {
+  const { split, dataset, step, outcome, prompt, task, turns, wrong, audited, ...others } = data.episodes[i];
+  if (wrong || audited) return i;
+  const played = turns.map((turn) => [turn.action, turn.next_observation]);
+  return JSON.stringify([split, dataset, step, outcome, prompt, task, played, others.return, others.failure]);
+}
+
+/** Return whether the policy learned another action than its own in an episode. */
+function isRefined(i) {
+  const samples = data.episodes[i].turns.flatMap((turn) => turn.samples);
+  return samples.some((sample) => (sample.refined_action ?? sample.attempt) !== sample.attempt);
+}
+
+/** Fold equal episodes: return the first index of each kind, with the number of its episodes. */
+function fold(found) {
+  const groups = new Map();
+  for (const i of found) {
+    const like = likeness(i);
+    groups.set(like, [...(groups.get(like) ?? []), i]);
+  }
+  return new Map([...groups.values()].map((group) => [group[0], group.length]));
+}
+
+function listRow(episode, i, number, isOpen, open) {
   const facts = [kindOf(episode), `step ${format(episode.step)}`];
   facts.push(`${episode.turns.length} ${episode.turns.length === 1 ? "turn" : "turns"}`);
   if (episode.return !== undefined) facts.push(`return ${format(episode.return)}`);
@@ -252,6 +286,7 @@ function listRow(episode, i, isOpen, open) {
         "span",
         { className: "facts" },
         facts.join(" · "),
+        number > 1 ? chip(`${format(number)} ×`, "", "So many equal episodes.") : null,
         episode.wrong ? chip("critic wrong", "wrong") : null,
         episode.audited ? chip("audited") : null,
       ),
@@ -387,20 +422,30 @@ function browse(root) {
     return node;
   };
 
+  /** Return the place of an episode, or of its equal, in the list. */
+  function placeOf(found, episode) {
+    if (!/^\d+$/.test(episode) || !data.episodes[Number(episode)]) return -1;
+    const like = likeness(Number(episode));
+    return found.findIndex((i) => likeness(i) === like);
+  }
+
   function render() {
     const state = read();
     for (const control of filters.querySelectorAll("[name]")) {
       if (control.type === "checkbox") control.checked = Boolean(state[control.name]);
       else if (control !== document.activeElement) control.value = state[control.name];
     }
-    const found = select(state);
+    const all = select(state);
+    const folded = fold(all);
+    const found = [...folded.keys()];
     const pages = Math.max(1, Math.ceil(found.length / PAGE));
     const page = Math.min(pages, Math.max(1, Math.trunc(Number(state.page)) || 1));
     const rows = found.slice((page - 1) * PAGE, page * PAGE);
     const episode = /^\d+$/.test(state.episode) ? data.episodes[Number(state.episode)] : undefined;
-    const all = data.episodes.length;
-    count.textContent = `${found.length === all ? "" : `${format(found.length)} of `}${format(all)} episodes`;
-    list.replaceChildren(...rows.map((i) => listRow(data.episodes[i], i, String(i) === state.episode, open)));
+    const number = data.episodes.length;
+    count.textContent = `${all.length === number ? "" : `${format(all.length)} of `}${format(number)} episodes`;
+    const isOpen = (i) => String(i) === state.episode;
+    list.replaceChildren(...rows.map((i) => listRow(data.episodes[i], i, folded.get(i), isOpen(i), open)));
     pager.replaceChildren(
       ...(pages > 1
         ? [
@@ -410,8 +455,9 @@ function browse(root) {
           ]
         : []),
     );
+    const told = found.find(isRefined) ?? found.find((i) => data.episodes[i].audited) ?? found[0];
     root.classList.toggle("open", Boolean(episode));
-    const at = found.indexOf(Number(state.episode));
+    const at = placeOf(found, state.episode);
     article.replaceChildren(
       ...(episode
         ? detail(episode, state.q, [
@@ -420,7 +466,7 @@ function browse(root) {
             button("Next ›", at < found.length - 1, () => open(found[at + 1])),
           ], open)
         : found.length
-          ? detail(data.episodes[found[0]], state.q, [button("Next ›", found.length > 1, () => open(found[1]))], open)
+          ? detail(data.episodes[told], state.q, [button("Open", true, () => open(told))], open)
           : [el("p", { className: "empty" }, "No episode matches these filters.")]),
     );
   }
@@ -428,8 +474,8 @@ function browse(root) {
   addEventListener("keydown", (event) => {
     if (event.ctrlKey || event.metaKey || event.altKey || event.target.matches("input, select, textarea")) return;
     const { episode } = read();
-    const found = select(read());
-    const at = found.indexOf(Number(episode || -1));
+    const found = [...fold(select(read())).keys()];
+    const at = episode ? placeOf(found, episode) : -1;
     if (event.key === "/") search.focus();
     else if (event.key === "Escape" && episode) go({ episode: "" });
     else if (event.key === "j" && at + 1 < found.length) open(found[at + 1]);

@@ -1,7 +1,7 @@
 const MOST_EARLIER = 3; // turns before the last one of an episode that a card tells
 
 /** Create the card of a highlight: the situation, and what critic, target and refinement made of it. */
-function highlightCard({ title, why, episode: index, turn: number, sample: chosen }, open) {
+function highlightCard({ title, why, episode: index, turn: number, sample: chosen, about }, open) {
   const episode = data.episodes[index];
   const turn = episode.turns[number];
   const before = episode.turns[number - 1];
@@ -25,6 +25,17 @@ function highlightCard({ title, why, episode: index, turn: number, sample: chose
     part("Action", told.action, "action"),
     part("What happened", told.next_observation, ""),
   ]);
+  const played = [
+    part("Action", turn.action, "action"),
+    part("What happened", turn.next_observation, "", ...reward),
+    part("Critique", judged.critique, "critique", ...verdictChips(judged.verdict, judged.verdict_score, judged.wrong)),
+    part("Bellman target", sample?.target, "target", ...verdictChips(sample?.target_verdict)),
+  ];
+  const refinement = [
+    part("Fresh action in the same state", sample?.attempt, "action"),
+    part("Its critique", sample?.attempt_critique, "critique", ...verdictChips(sample?.attempt_verdict)),
+    part("Refined action", sample?.refined_action, "refined"),
+  ];
   const button = el("button", { type: "button", className: "quiet" }, "Open the whole episode");
   button.addEventListener("click", () => open(index));
   return el(
@@ -34,13 +45,9 @@ function highlightCard({ title, why, episode: index, turn: number, sample: chose
     el("p", { className: "note" }, why),
     part("Observation", isShort ? episode.prompt : observation, "short"),
     ...earlier,
-    part("Action", turn.action, "action"),
-    part("What happened", turn.next_observation, "", ...reward),
-    part("Critique", judged.critique, "critique", ...verdictChips(judged.verdict, judged.verdict_score, judged.wrong)),
-    part("Bellman target", sample?.target, "", ...verdictChips(sample?.target_verdict)),
-    part("Fresh action in the same state", sample?.attempt, "action"),
-    part("Its critique", sample?.attempt_critique, "critique", ...verdictChips(sample?.attempt_verdict)),
-    part("Refined action", sample?.refined_action, "refined"),
+    ...(about === "refinement"
+      ? refinement
+      : [...played, ...(about === "critic" || !sample ? [] : refinement)]),
     button,
   );
 }

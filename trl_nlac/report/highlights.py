@@ -16,6 +16,7 @@ class Highlight(NamedTuple):
     episode: int  # index of the episode among those of the page
     turn: int  # index of the turn among those of the episode
     sample: int | None  # index of the audited sample among those of the turn
+    about: str = "episode"  # what the card tells: "episode", "critic" or "refinement"
 
 
 def find_highlights(episodes: list[dict[str, Any]], first_success: int | None) -> list[Highlight]:
@@ -75,6 +76,7 @@ def _mistake(episodes: list[dict[str, Any]]) -> Highlight | None:
             i,
             t,
             s,
+            "critic",
         )
     wrong = [
         (i, t, turn)
@@ -86,7 +88,7 @@ def _mistake(episodes: list[dict[str, Any]]) -> Highlight | None:
         return None
     i, t, turn = max(wrong, key=lambda place: abs(place[2].get("verdict_score", 0.0)))
     outcome = "failed" if turn["verdict"] else "succeeded"
-    return Highlight("The critic was wrong", f"{_said(turn)}, and the episode {outcome}.", i, t, None)
+    return Highlight("The critic was wrong", f"{_said(turn)}, and the episode {outcome}.", i, t, None, "critic")
 
 
 def _refinement(episodes: list[dict[str, Any]]) -> Highlight | None:
@@ -117,9 +119,9 @@ def _refinement(episodes: list[dict[str, Any]]) -> Highlight | None:
     if helped:
         step = f"{evidence(place):,}"
         why = f"An episode of step {step} of the same task took this action after the same observation, and succeeded."
-        return Highlight("A refinement that helped", why, i, t, s)
+        return Highlight("A refinement that helped", why, i, t, s, "refinement")
     why = "The critic called an action not the best, and it was rewritten. No recorded episode tells if that helps."
-    return Highlight("A refined action", why, i, t, s)
+    return Highlight("A refined action", why, i, t, s, "refinement")
 
 
 def _samples(episodes: list[dict[str, Any]]) -> Iterator[tuple[int, int, int, dict[str, Any]]]:

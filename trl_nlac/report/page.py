@@ -12,7 +12,7 @@ from .calibration import first_and_last
 from .charts import MAX_POINTS, axis_of, critic_charts, learning_charts, role_charts, time_charts, training_charts
 from .highlights import find_highlights
 from .rendering import Parts, write_page
-from .run_files import Episodes, read_episodes
+from .run_files import MAX_EPISODES, Episodes, read_episodes
 from .run_summary import empty_summary, spent_tokens, summarize
 from .shown_notes import Settings, read_settings, read_warnings
 
@@ -40,7 +40,12 @@ class RunReport:
         return f'<iframe srcdoc="{page}" sandbox="allow-scripts" style="{style}" title="Run report"></iframe>'
 
 
-def write_report(run: str | Path, output: str | Path | None = None, refresh: int | None = None) -> Path:
+def write_report(
+    run: str | Path,
+    output: str | Path | None = None,
+    refresh: int | None = None,
+    max_episodes: int = MAX_EPISODES,
+) -> Path:
     """
     Write one HTML page about a training run: its settings, curves, highlights, the critic's calibration, its episodes
     turn by turn, and its warnings. The page needs neither a network nor a server, and can be written during the run.
@@ -52,6 +57,8 @@ def write_report(run: str | Path, output: str | Path | None = None, refresh: int
             File to write. If `None`, `report.html` in the folder of the run.
         refresh (`int`, *optional*):
             Seconds after which an open page loads itself again, for a run that goes on. If `None`, it does not.
+        max_episodes (`int`, *optional*, defaults to `1000`):
+            Number of episodes on the page, at most.
 
     Returns:
         `Path`: The file.
@@ -65,7 +72,8 @@ def write_report(run: str | Path, output: str | Path | None = None, refresh: int
     output = run / "report.html" if output is None else Path(output)
     parts = Parts()
     log = parts.make("log", lambda: read_log(run / TRAINING_LOG), TrainingLog([], {}, None, []))
-    episodes = parts.make("episodes", lambda: read_episodes(run), Episodes([], 0, 0, {}, {}, None, {}, []))
+    empty = Episodes([], 0, 0, {}, {}, None, {}, [])
+    episodes = parts.make("episodes", lambda: read_episodes(run, max_episodes), empty)
     if not any([log.training, log.evaluations, episodes.shown]):
         raise ValueError(
             f"`run` is {run}, which has no readable {TRAINING_LOG}, {COMPLETIONS}/*.parquet or {AUDIT}/*.parquet. "

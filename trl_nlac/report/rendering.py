@@ -6,6 +6,7 @@ import base64
 import hashlib
 import json
 import logging
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -58,6 +59,7 @@ def write_page(
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    environment.filters["in_turns"] = in_turns
     page = environment.get_template(template).render(
         style=style,
         script=script,
@@ -69,6 +71,12 @@ def write_page(
     with replaced(output) as written:
         written.write_text(page, encoding="utf-8", errors="replace")  # names can have lone surrogates
     return output
+
+
+def in_turns(text: str) -> str:
+    """Put each turn that a critique foresees on a line of its own, as `episodes.js` does."""
+    text = re.sub(r"([.!?:]) +(?=\w+\([^()\n]*\))", r"\1\n", text)
+    return re.sub(r"(\w+\([^()\n]*\)) +(?=[A-Z])", r"\1\n", text).replace("Future:\n", "Future: ")
 
 
 def _source(text: str) -> str:

@@ -4,9 +4,8 @@
 
 from benchmarks.learning.methods.roles import blind_critiques
 from trl_nlac import NLACTrainer
-from trl_nlac.method.iteration import attempt_each
+from trl_nlac.method.iteration import attempt_each, stored_attempts
 from trl_nlac.method.losses import reverse_divergences
-from trl_nlac.method.refinement import Attempt
 
 
 class ReverseTrainer(NLACTrainer):
@@ -34,8 +33,7 @@ class StoredActionsTrainer(NLACTrainer):
         return []
 
     def _refine(self, transitions, attempts, targets):
-        judged = zip(transitions, targets, strict=True)
-        return super()._refine(transitions, [Attempt.of_transition(self.roles, *pair) for pair in judged], targets)
+        return super()._refine(transitions, stored_attempts(self.roles, transitions, targets), targets)
 
 
 class ReverseStoredActionsTrainer(ReverseTrainer, StoredActionsTrainer):
