@@ -3,10 +3,13 @@
 """Every command on a folder of which one file, or one value in it, is something else: it ends well, or in one line."""
 
 import json
+import os
 import random
 import shutil
 import socket
+from contextlib import suppress
 from pathlib import Path
+from threading import Thread
 
 import numpy as np
 import pyarrow as pa
@@ -17,6 +20,7 @@ from helpers.replay_utils import make_text_episode
 
 from trl_nlac.cli.main import main
 from trl_nlac.environments.embedded import TINY_MODEL
+from trl_nlac.log_formats.log_files import read_logs
 from trl_nlac.replay.prioritized_replay import PrioritizedReplay
 
 
@@ -108,3 +112,20 @@ def test_a_foreign_buffer(tmp_path, capsys, value):
             assert main(["buffer", "stats", str(tmp_path)]) in (0, 2), name
             errors = capsys.readouterr().err
             assert "Traceback" not in errors and len(errors) < 5000, name
+
+
+@pytest.mark.parametrize("name", [*OF_RUNS[:2], "_settings.json", "config.json", "README.md", "completions"])
+def test_a_pipe_is_not_read(tmp_path, name):
+    """It may never end, as a device may not."""
+    pipe = tmp_path / (f"{name}/completions_00001.parquet" if name == "completions" else name)
+    pipe.parent.mkdir(exist_ok=True)
+    if name != "training_log.jsonl":
+        (tmp_path / "training_log.jsonl").write_text('{"step": 1, "loss": 1.0}\n')
+    os.mkfifo(pipe)
+    writer = Thread(target=pipe.write_bytes, args=(b"unread",), daemon=True)  # until somebody reads
+    writer.start()
+    assert main(["report", str(tmp_path)]) in (0, 2)
+    with suppress(ValueError):
+        read_logs([tmp_path], lambda path: None, None)
+    writer.join(0.2)
+    assert writer.is_alive() and pipe.read_bytes() == b"unread"

@@ -45,7 +45,7 @@ def check_manifest(checkpoint: Path) -> None:
             checkpoint before this one.
     """
     path = checkpoint / MANIFEST
-    if not path.exists():
+    if not path.is_file():
         raise RunRefused(
             f"The checkpoint {checkpoint} has no {MANIFEST}, and other files may be missing, too. "
             f"{_advice(checkpoint)}"
