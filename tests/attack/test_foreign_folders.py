@@ -42,13 +42,23 @@ OWN = ("nlac_roles.json", "nlac_prompts.json", "nlac_guard.json", "_nlac_run.jso
 OF_RUNS = ("training_log.jsonl", "_warnings.jsonl", "adapter_config.json", "special_tokens_map.json", "README.md")
 
 
+TRAINED = ("train", "preflight", "improve")  # each for a step, if the model can be read
+
+
 def words_of(command: str, folder: Path, port: int) -> list[str]:
     factory = ["--environment_factory", f"{folder.parent / 'env.py'}:Rooms"]
+    logs, output = str(folder.parent / "logs.jsonl"), folder.parent / "output"
+    of_training = ["--use_cpu", "--bf16", "False", "--max_completion_length", "8", "--report_to", "none"]
+    of_training += ["--model_name_or_path", str(folder), "--output_dir", str(output), "--max_steps", "1"]
+    shutil.rmtree(output, ignore_errors=True)
     return {
+        "train": [*of_training, *factory, "--max_turns", "1", "--per_device_train_batch_size", "2"],
+        "preflight": [*of_training, *factory, "--num_episodes", "0", "--per_device_train_batch_size", "2"],
+        "improve": [logs, *of_training, "--num_critiques", "2", "--held_out_share", "0.5"],
         "evaluate": [str(folder), *factory, "--num_episodes", "1", "--max_tasks", "1", "--num_critiques", "0"],
         "play": [str(folder), *factory, "--auto"],
         "serve": [str(folder), "--port", str(port)],  # which is in use, so that it ends
-        "calibrate": [str(folder), str(folder.parent / "logs.jsonl")],
+        "calibrate": [str(folder), logs],
         "report": [str(folder)],
         "buffer": ["stats", str(folder)],
         "plan": ["--model_name_or_path", str(folder), "--gpus", "1x80GB"],
@@ -66,7 +76,7 @@ def change_value(path: Path, rng: random.Random) -> None:
     path.write_text(json.dumps(whole))
 
 
-@pytest.mark.parametrize("command", ["evaluate", "play", "serve", "calibrate", "report", "buffer", "plan"])
+@pytest.mark.parametrize("command", ["evaluate", "play", "serve", "calibrate", "report", "buffer", "plan", *TRAINED])
 def test_a_foreign_folder(tmp_path, capsys, command):
     rng = random.Random(command)
     (tmp_path / "env.py").write_text(ENVIRONMENT)
@@ -75,7 +85,7 @@ def test_a_foreign_folder(tmp_path, capsys, command):
     names = sorted(path.name for path in Path(TINY_MODEL).iterdir())
     folder = tmp_path / "folder"
     with socket.create_server(("127.0.0.1", 0)) as busy:
-        for i in range(8):
+        for i in range(4 if command in TRAINED else 8):
             shutil.rmtree(folder, ignore_errors=True)
             shutil.copytree(TINY_MODEL, folder)
             name = rng.choice([*names, *OWN, *OF_RUNS])
