@@ -98,15 +98,22 @@ def test_a_foreign_folder(tmp_path, capsys, command):
             assert status in (0, 2) and "Traceback" not in errors and len(errors) < 5000, (name, errors[-2000:])
 
 
-@pytest.mark.parametrize("value", ["x", [1, "x"], {"a": 1}, [None, [1]], 1.5])
-def test_ends_that_are_no_tokens(tmp_path, capsys, value):
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *(("eos_token_id", value) for value in ("x", [1, "x"], {"a": 1}, [None, [1]], 1.5)),
+        *(("output_hidden_states", {"a": 1}), ("num_beams", "x"), ("suppress_tokens", ["x"]), ("top_k", "x")),
+    ],
+)
+def test_odd_options_of_generation(tmp_path, capsys, name, value):
     folder = tmp_path / "folder"
     shutil.copytree(TINY_MODEL, folder)
     (tmp_path / "env.py").write_text(ENVIRONMENT)
     path = folder / "generation_config.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), "eos_token_id": value}))
+    path.write_text(json.dumps({**json.loads(path.read_text()), name: value}))
     assert main(["evaluate", *words_of("evaluate", folder, 0)]) == 2
-    assert str(folder) in capsys.readouterr().err
+    errors = capsys.readouterr().err
+    assert str(folder) in errors and name in errors and "Traceback" not in errors
 
 
 @pytest.mark.parametrize("value", [None, -1, 1.5, "x", "[3]", '{"a": NaN}', "[" * 2000])
