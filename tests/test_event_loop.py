@@ -15,7 +15,7 @@ class TestCoroutines:
         before = set(threading.enumerate())
         yield
         for thread in set(threading.enumerate()) - before:
-            thread.join(5)
+            thread.join(20)
             assert not thread.is_alive(), thread.name
 
     def test_a_blocked_loop_is_left_behind(self):

@@ -493,7 +493,7 @@ class TestTraining:
                     time.sleep(4)
                 return StepResult("refused", 1.0, terminated=True)
 
-        config = {"environment_timeout": 1.0, "max_steps": 1}
+        config = {"environment_timeout": 2.0, "max_steps": 1}
         trainer = make_trainer(tmp_path, config, environment_factory=Blocking)
         trainer.train()
         assert trainer.state.global_step == 1 and all(episode.terminated for episode in trainer.replay.episodes)

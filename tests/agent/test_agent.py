@@ -288,6 +288,8 @@ def test_refine_what_another_agent_proposes(agent):
     assert any(turn.action != proposed for turn in turns) and {len(turn.attempts) for turn in turns} <= {0, 1, 2}
     torch.manual_seed(5)
     assert agent.refine([*MESSAGES, {"role": "assistant", "content": proposed}], rounds=2) == turns[0]
+    two = [{"role": "assistant", "content": text} for text in ("route", "billing")]  # are one, as everywhere
+    assert agent.proposed([*MESSAGES, *two]).text == agent.proposed(MESSAGES, "route\nbilling").text
 
 
 def test_check(agent):
@@ -366,7 +368,8 @@ def test_critique_all(greedy):
         ),
         (lambda agent: agent.act(MESSAGES, refine=-1), "`refine` must be at least 0, got -1"),
         (lambda agent: agent.act(MESSAGES, num_candidates=0), "`num_candidates` must be at least 1, got 0"),
-        (lambda agent: agent.critique(MESSAGES), "There is no `action` to judge"),
+        (lambda agent: agent.critique(MESSAGES), "there is no `action`, and the last message is not the assistant's"),
+        (lambda agent: agent.critique(["hi"]), "there is no list of messages with a `role` each"),
         (
             lambda agent: agent.critique([*MESSAGES, {"role": "tool", "content": "1"}], "x"),
             "after message 0, there is the result of a tool that nothing called",

@@ -20,6 +20,7 @@ from trl_nlac.cli.main import main
 from trl_nlac.cli.options import load_object
 from trl_nlac.environments.embedded import TINY_MODEL
 from trl_nlac.training.manifest import write_manifest
+from trl_nlac.types import RunRefused
 
 
 CODE = """
@@ -306,3 +307,28 @@ def test_pickles_of_a_checkpoint_do_not_run(tmp_path, marker):
         assert not marker.exists(), name
     pickle.loads(pickle.dumps(Bomb(marker)))
     assert marker.exists()  # it would have been seen
+
+
+def test_odd_files_of_a_checkpoint_are_named(tmp_path):
+    """Whose manifest is right: nobody has damaged them."""
+    trainer = make_trainer(tmp_path / "run", {"save_strategy": "steps", "save_steps": 1, "max_steps": 1})
+    trainer.train()
+    of_process = "nlac/rank_00000"
+    for i, (name, content) in enumerate(
+        [
+            (f"{of_process}/state.json", b"null"),
+            (f"{of_process}/state.json", b"[" * 10**5),
+            (f"{of_process}/replay.json", b'{"next_id": "x"}'),
+            (f"{of_process}/batches.parquet", b"x"),
+            ("target_weights.safetensors", b"{}"),
+            ("trainer_state.json", b"[1]"),
+            ("scheduler.pt", b"\xff\x00"),
+        ]
+    ):
+        copy = tmp_path / str(i) / "checkpoint-1"
+        shutil.copytree(tmp_path / "run" / "checkpoint-1", copy)
+        assert (copy / name).exists(), name
+        (copy / name).write_bytes(content)
+        write_manifest(copy)
+        with pytest.raises(RunRefused, match="checkpoint-1 cannot be read"):
+            make_trainer(tmp_path / str(i), {"max_steps": 2}).train(resume_from_checkpoint=str(copy))

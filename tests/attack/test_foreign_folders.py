@@ -3,10 +3,13 @@
 """Every command on a folder of which one file, or one value in it, is something else: it ends well, or in one line."""
 
 import json
+import os
 import random
 import shutil
 import socket
+from contextlib import suppress
 from pathlib import Path
+from threading import Thread
 
 import numpy as np
 import pyarrow as pa
@@ -17,6 +20,7 @@ from helpers.replay_utils import make_text_episode
 
 from trl_nlac.cli.main import main
 from trl_nlac.environments.embedded import TINY_MODEL
+from trl_nlac.log_formats.log_files import read_logs
 from trl_nlac.replay.prioritized_replay import PrioritizedReplay
 
 
@@ -38,13 +42,23 @@ OWN = ("nlac_roles.json", "nlac_prompts.json", "nlac_guard.json", "_nlac_run.jso
 OF_RUNS = ("training_log.jsonl", "_warnings.jsonl", "adapter_config.json", "special_tokens_map.json", "README.md")
 
 
+TRAINED = ("train", "preflight", "improve")  # each for a step, if the model can be read
+
+
 def words_of(command: str, folder: Path, port: int) -> list[str]:
     factory = ["--environment_factory", f"{folder.parent / 'env.py'}:Rooms"]
+    logs, output = str(folder.parent / "logs.jsonl"), folder.parent / "output"
+    of_training = ["--use_cpu", "--bf16", "False", "--max_completion_length", "8", "--report_to", "none"]
+    of_training += ["--model_name_or_path", str(folder), "--output_dir", str(output), "--max_steps", "1"]
+    shutil.rmtree(output, ignore_errors=True)
     return {
+        "train": [*of_training, *factory, "--max_turns", "1", "--per_device_train_batch_size", "2"],
+        "preflight": [*of_training, *factory, "--num_episodes", "0", "--per_device_train_batch_size", "2"],
+        "improve": [logs, *of_training, "--num_critiques", "2", "--held_out_share", "0.5"],
         "evaluate": [str(folder), *factory, "--num_episodes", "1", "--max_tasks", "1", "--num_critiques", "0"],
         "play": [str(folder), *factory, "--auto"],
         "serve": [str(folder), "--port", str(port)],  # which is in use, so that it ends
-        "calibrate": [str(folder), str(folder.parent / "logs.jsonl")],
+        "calibrate": [str(folder), logs],
         "report": [str(folder)],
         "buffer": ["stats", str(folder)],
         "plan": ["--model_name_or_path", str(folder), "--gpus", "1x80GB"],
@@ -62,7 +76,7 @@ def change_value(path: Path, rng: random.Random) -> None:
     path.write_text(json.dumps(whole))
 
 
-@pytest.mark.parametrize("command", ["evaluate", "play", "serve", "calibrate", "report", "buffer", "plan"])
+@pytest.mark.parametrize("command", ["evaluate", "play", "serve", "calibrate", "report", "buffer", "plan", *TRAINED])
 def test_a_foreign_folder(tmp_path, capsys, command):
     rng = random.Random(command)
     (tmp_path / "env.py").write_text(ENVIRONMENT)
@@ -71,7 +85,7 @@ def test_a_foreign_folder(tmp_path, capsys, command):
     names = sorted(path.name for path in Path(TINY_MODEL).iterdir())
     folder = tmp_path / "folder"
     with socket.create_server(("127.0.0.1", 0)) as busy:
-        for i in range(8):
+        for i in range(4 if command in TRAINED else 8):
             shutil.rmtree(folder, ignore_errors=True)
             shutil.copytree(TINY_MODEL, folder)
             name = rng.choice([*names, *OWN, *OF_RUNS])
@@ -84,15 +98,22 @@ def test_a_foreign_folder(tmp_path, capsys, command):
             assert status in (0, 2) and "Traceback" not in errors and len(errors) < 5000, (name, errors[-2000:])
 
 
-@pytest.mark.parametrize("value", ["x", [1, "x"], {"a": 1}, [None, [1]], 1.5])
-def test_ends_that_are_no_tokens(tmp_path, capsys, value):
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *(("eos_token_id", value) for value in ("x", [1, "x"], {"a": 1}, [None, [1]], 1.5)),
+        *(("output_hidden_states", {"a": 1}), ("num_beams", "x"), ("suppress_tokens", ["x"]), ("top_k", "x")),
+    ],
+)
+def test_odd_options_of_generation(tmp_path, capsys, name, value):
     folder = tmp_path / "folder"
     shutil.copytree(TINY_MODEL, folder)
     (tmp_path / "env.py").write_text(ENVIRONMENT)
     path = folder / "generation_config.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), "eos_token_id": value}))
+    path.write_text(json.dumps({**json.loads(path.read_text()), name: value}))
     assert main(["evaluate", *words_of("evaluate", folder, 0)]) == 2
-    assert str(folder) in capsys.readouterr().err
+    errors = capsys.readouterr().err
+    assert str(folder) in errors and name in errors and "Traceback" not in errors
 
 
 @pytest.mark.parametrize("value", [None, -1, 1.5, "x", "[3]", '{"a": NaN}', "[" * 2000])
@@ -108,3 +129,20 @@ def test_a_foreign_buffer(tmp_path, capsys, value):
             assert main(["buffer", "stats", str(tmp_path)]) in (0, 2), name
             errors = capsys.readouterr().err
             assert "Traceback" not in errors and len(errors) < 5000, name
+
+
+@pytest.mark.parametrize("name", [*OF_RUNS[:2], "_settings.json", "config.json", "README.md", "completions"])
+def test_a_pipe_is_not_read(tmp_path, name):
+    """It may never end, as a device may not."""
+    pipe = tmp_path / (f"{name}/completions_00001.parquet" if name == "completions" else name)
+    pipe.parent.mkdir(exist_ok=True)
+    if name != "training_log.jsonl":
+        (tmp_path / "training_log.jsonl").write_text('{"step": 1, "loss": 1.0}\n')
+    os.mkfifo(pipe)
+    writer = Thread(target=pipe.write_bytes, args=(b"unread",), daemon=True)  # until somebody reads
+    writer.start()
+    assert main(["report", str(tmp_path)]) in (0, 2)
+    with suppress(ValueError):
+        read_logs([tmp_path], lambda path: None, None)
+    writer.join(0.2)
+    assert writer.is_alive() and pipe.read_bytes() == b"unread"

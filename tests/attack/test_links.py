@@ -109,6 +109,11 @@ def test_training_follows_no_link(tmp_path):
         with pytest.raises(RunRefused, match="is a link"):
             trainer.train()
         assert is_untouched(outside), name
+    for name in sorted(names & {path.name for path in (tmp_path / "whole").iterdir() if path.is_file()}):
+        plant(tmp_path / "saved" / name, name, outside)
+        with pytest.raises(RunRefused, match="is a link"):
+            trainer.save_model(str(tmp_path / "saved" / name))
+        assert is_untouched(outside), name
     # A user who keeps a checkpoint elsewhere resumes from it, and loses nothing of it.
     run = tmp_path / "linked"
     run.mkdir()

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from trl_nlac.chat.message_reader import read_conversation, read_question
 from trl_nlac.episodes.logs import logs_dataset
 from trl_nlac.episodes.recorder import MalformedResult, checked_opening
-from trl_nlac.gateway.chat_requests import RequestRefused, read_chat
+from trl_nlac.episodes.trl_env import ToolEnvironment
+from trl_nlac.gateway.chat_requests import RequestRefused, read_chat, read_proposal
 from trl_nlac.log_formats.chat import read_conversations, read_requests
 from trl_nlac.log_formats.logged import LoggedConversations
 
@@ -156,7 +157,14 @@ MESSAGES = st.fixed_dictionaries(
 )
 
 
-@given(st.lists(MESSAGES, max_size=5))
+class Silent:
+    """A TRL environment, which adds what `reset` returns to the prompt."""
+
+    def reset(self, prompt):
+        return ""
+
+
+@given(st.lists(st.one_of(*[MESSAGES] * 9, st.sampled_from([None, "hi", {"content": "hi"}])), max_size=5))
 @settings(max_examples=300, deadline=None, suppress_health_check=list(HealthCheck))
 def test_a_conversation_means_the_same_through_every_entrance(messages):
     """Or it is refused by all for the same reason."""
@@ -170,6 +178,8 @@ def test_a_conversation_means_the_same_through_every_entrance(messages):
     expected = outcome_of(lambda: read_question(messages))
     reset = outcome_of(lambda: checked_opening(messages).messages)
     asked = outcome_of(lambda: read_chat({"messages": messages}).messages)
+    assert outcome_of(lambda: checked_opening(ToolEnvironment(Silent()).reset(messages)).messages) == reset
+    assert outcome_of(lambda: read_proposal({"messages": messages, "action": "go"}).messages) == asked
     answered = [*messages, {"role": "assistant", "content": "end"}]
     log = LoggedConversations()
     read_conversations([{"messages": answered, "reward": 1}], None, log)

@@ -63,7 +63,7 @@ class TestFaults:
         plan = ["exception"] * 25 + ["hang"] * 10 + ["malformed"] * 25 + [None] * 440
         rng.shuffle(plan)
         tasks = [{"fault": fault, "at": rng.randrange(5)} for fault in plan]
-        episodes = play(tasks, Faulty, timeout=0.5, max_instances=32)
+        episodes = play(tasks, Faulty, timeout=2.0, max_instances=32)
         replay = PrioritizedReplay(10_000, seed=0)
         replay.add(episodes)
         kinds = Counter(episode.failure.partition(":")[0] for episode in episodes if episode.failure)
@@ -83,9 +83,9 @@ class TestFaults:
     def test_what_hangs_is_closed_and_replaced(self, at):
         Faulty.closed.clear()
         tasks = [{"fault": "hang", "at": at}, {}]
-        hung, fine = play(tasks, Faulty, timeout=0.2, max_instances=1)
+        hung, fine = play(tasks, Faulty, timeout=1.0, max_instances=1)
         job = "step" if at else "reset"
-        assert hung.failure == f"timeout: TimeoutError: {job} took longer than `environment_timeout=0.2` seconds"
+        assert hung.failure == f"timeout: TimeoutError: {job} took longer than `environment_timeout=1.0` seconds"
         assert fine.score == 1
         assert len(Faulty.closed) == 2 and Faulty.closed[0] is not Faulty.closed[1]
 
@@ -469,7 +469,7 @@ class TestFaults:
             release.wait(20)
 
         for function in (judge, wait):
-            for episode in play([{}, {}], Faulty, timeout=0.5, rewards=EpisodeRewards([function])):
+            for episode in play([{}, {}], Faulty, timeout=1.5, rewards=EpisodeRewards([function])):
                 assert episode.failure.startswith("timeout: TimeoutError: the scoring by reward functions took longer")
                 assert episode.truncated and len(episode.turns) == 3 and episode.score == 0
         release.set()

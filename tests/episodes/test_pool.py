@@ -243,7 +243,7 @@ class TestInstances:
             EnvironmentPool(Slow, timeout=0.1)
         assert closed.wait(10)  # what is made too late is closed
         with pytest.raises(TimeoutError, match=r"`environment_factory\['slow'\]` took longer"):
-            EnvironmentPool({"fast": Instances, "slow": lambda: time.sleep(0.5)}, timeout=0.1)
+            EnvironmentPool({"fast": Instances, "slow": lambda: time.sleep(3)}, timeout=1.0)
         assert EnvironmentPool(Instances, timeout=10).num_left_behind == 0
         gc.collect()
 

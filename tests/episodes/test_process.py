@@ -265,7 +265,7 @@ def test_what_an_environment_started_ends_with_it_in_a_call(tmp_path, environmen
         played.close()
         with pytest.raises(EnvironmentFailure):
             hanging.result(timeout=20)
-    pid, deadline = int(pid_file.read_text()), time.monotonic() + 5
+    pid, deadline = int(pid_file.read_text()), time.monotonic() + 20
     while is_running(pid) and time.monotonic() < deadline:
         time.sleep(0.01)
     assert not is_running(pid)

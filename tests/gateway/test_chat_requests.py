@@ -34,20 +34,6 @@ class TestReading:
         texts = ["be brief\n\nand kind", "one\ntwo", "", "first", "second", "hurry"]
         assert [message["content"] for message in read] == texts
 
-    def test_a_message_of_the_system_alone_is_the_question(self):
-        for system, expected in ((["a"], [("user", "a")]), (["a", "b"], [("system", "a"), ("user", "b")])):
-            read = read_chat({"messages": [{"role": "system", "content": text} for text in system]}).messages
-            assert [(message["role"], message["content"]) for message in read] == expected
-
-    def test_neighbouring_messages_of_the_assistant_are_one_turn(self):
-        calls = {"role": "assistant", "content": "", "tool_calls": [call("lookup", 1)]}
-        said = [{"role": "assistant", "content": "one"}, calls]
-        found = {"role": "tool", "tool_call_id": "call_1", "content": "found"}
-        more = [{"role": "assistant", "content": "two"}, {"role": "assistant", "content": "three"}, USER]
-        read = read_chat({"messages": [USER, *said, found, *more], "tools": [LOOKUP]}).messages
-        assert [message["role"] for message in read] == ["user", "assistant", "tool", "assistant", "user"]
-        assert (read[1]["content"], len(read[1]["tool_calls"]), read[3]["content"]) == ("one", 1, "two\nthree")
-
     def test_both_interfaces_say_the_same(self):
         chat = {
             "messages": [

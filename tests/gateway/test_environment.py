@@ -473,7 +473,7 @@ class TestCommands:
     def test_one_that_hangs_is_killed_with_its_children(self, tmp_path):
         pid = tmp_path / "pid"
         command = ["sh", "-c", f"sleep 300 & echo $! > {pid}; wait"]
-        (episode,) = play([{}], AgentEnvironment(command), timeout=0.5)
+        (episode,) = play([{}], AgentEnvironment(command), timeout=2.0)
         assert episode.failure.startswith("timeout: ")
         deadline = time.monotonic() + 10
         while _is_alive(int(pid.read_text())) and time.monotonic() < deadline:

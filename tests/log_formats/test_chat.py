@@ -198,6 +198,9 @@ class TestRequests:
             found = read(tmp_path, *(request(*call, conversation_id="r1", reward=1) for call in calls))
             assert speakers(found) == [["system", "user", "assistant", "tool", "assistant"]]
             assert found.notes == {"a request that the same run repeats, with the same answer": 1}
+        found = read(tmp_path, *(request(ASKED, SAID, conversation_id="r1", reward=reward) for reward in (1, 0)))
+        assert [row["reward"] for row in found.rows] == [1, 0]  # which of them is right, nobody can tell
+        assert found.notes["a run with several outcomes: each of its conversations has its own"] == 1
 
     def test_an_id_of_each_request_splits_no_conversation(self, tmp_path):
         run = {"metadata": {"conversation_id": "r1"}}

@@ -200,6 +200,7 @@ def test_messages_as_attributes_of_their_own(tmp_path, convention):
     [
         {"ai.model.id": "m", "ai.prompt.messages": "[]", "ai.response.text": "yo"},
         {"mlflow.spanType": '"CHAT_MODEL"', "mlflow.spanInputs": "{}"},
+        {"langfuse.observation.type": "generation", "langfuse.observation.input": "hi"},
         {"openinference.span.kind": "LLM", "input.value": "hi"},
     ],
 )

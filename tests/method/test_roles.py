@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 
 from dataclasses import replace
+from threading import Thread
 
 import pytest
 from helpers.method_utils import CRITIQUE, asked, make_transitions
@@ -13,6 +14,7 @@ from trl_nlac.method.backup import bellman_targets
 from trl_nlac.method.critic import critiques
 from trl_nlac.method.refinement import refine_attempts, sample_attempts
 from trl_nlac.method.roles import Roles
+from trl_nlac.method.tally import Tally
 from trl_nlac.prompts import parse_critique
 from trl_nlac.types import Transition
 
@@ -221,3 +223,17 @@ class TestReasoning:
     def test_needs_a_template_with_thoughts(self):
         with pytest.raises(ValueError, match="`reasoning=True` needs a chat template"):
             make_roles([], reasoning=True)
+
+
+def test_threads_that_answer_can_count_while_another_begins():
+    class Values(list):
+        def __iter__(self):
+            other.start()
+            other.join(0.2)
+            return super().__iter__()
+
+    tally = Tally()
+    other = Thread(target=tally.note, args=("of another thread", [1.0]))
+    tally.metrics["of this one"] = Values([1.0])
+    with tally.unrecorded():
+        other.join(20)

@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 
 from ..chat.actions import choose_format
 from ..chat.encoder import ChatEncoder
-from ..chat.message_reader import read_message, read_question
+from ..chat.message_reader import read_conversation, read_message, read_question
 from ..episodes.conversations import read_action, record_conversation
 from ..episodes.pool import EnvironmentPool
 from ..episodes.rewards import EpisodeRewards
@@ -408,15 +408,14 @@ class NLACAgent:
             ValueError: If there is no action, or the messages with it are not a conversation, or are too long for the
                 critic.
         """
-        if action is None:
-            if not messages or messages[-1]["role"] != "assistant":
-                raise ValueError(
-                    "There is no `action` to judge, and the last of the `messages` is not the assistant's."
-                )
-            *messages, action = messages
-        message = {"role": "assistant", "content": action} if isinstance(action, str) else action
         try:
-            read, message = read_question(messages), read_message(message)
+            if action is None:
+                *read, message = read_conversation(messages)[0]
+                if message["role"] != "assistant":
+                    raise ValueError("there is no `action`, and the last message is not the assistant's")
+            else:
+                message = {"role": "assistant", "content": action} if isinstance(action, str) else action
+                read, message = read_question(messages), read_message(message)
         except ValueError as error:
             raise ValueError(f"The `messages` with the action are not a conversation: {error}.") from error
         message, parsed = read_action(message, self.roles.actions, [*self.tools, *(tools or [])])

@@ -53,7 +53,7 @@ def _check_folders(runs: list[str]) -> None:
 
 def _version(log: Path) -> tuple[int, int] | None:
     """Size and time of a log; `None` if there is none."""
-    if not log.exists():
+    if not log.is_file():
         return None
     found = log.stat()
     return found.st_size, found.st_mtime_ns

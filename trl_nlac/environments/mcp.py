@@ -207,9 +207,11 @@ async def _check_presence(session: "ClientSession", url: str) -> None:
 
 def _mcp_error() -> type[Exception]:
     """What mcp raises where a server answers an error."""
-    import mcp
-
-    return mcp.McpError if hasattr(mcp, "McpError") else mcp.MCPError  # of mcp 1, of mcp 2
+    try:
+        from mcp import MCPError
+    except ImportError:
+        from mcp import McpError as MCPError  # of mcp 1
+    return MCPError
 
 
 async def _all_tools(session: "ClientSession") -> list["Tool"]:

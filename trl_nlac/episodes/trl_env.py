@@ -10,7 +10,8 @@ from transformers.utils import get_json_schema
 
 from ..chat.tool_calls import format_results, parse_tool_calls
 from ..event_loop import finish
-from ..types import Message, text_of
+from ..types import Message
+from .recorder import checked_opening
 from .text_environment import EnvironmentFailure, StepResult, TextEnvironment, observed_error
 
 
@@ -50,11 +51,10 @@ class ToolEnvironment(TextEnvironment):
         messages = prompt if isinstance(prompt, list) else [{"role": "user", "content": prompt}]
         row = task if prompt is None else {"prompt": prompt, **task}
         observation = None if self.environment is None else finish(self.environment.reset(**row))
-        *before, last = messages
-        text = "" if last.get("content") is None else text_of(last)
-        if observation is None or text is None:  # the reader refuses what is not text
+        if observation is None:
             return messages
-        return [*before, {**last, "content": text + _as_text(observation)}]
+        *before, last = checked_opening(messages).messages
+        return [*before, {**last, "content": last["content"] + _as_text(observation)}]
 
     def step(self, action: str) -> StepResult:
         calls = parse_tool_calls(action)

@@ -22,6 +22,7 @@ from transformers import (
     LogitsProcessor,
     LogitsProcessorList,
     MinPLogitsWarper,
+    PreTrainedModel,
     PreTrainedTokenizerBase,
     TemperatureLogitsWarper,
     TopHLogitsWarper,
@@ -33,6 +34,7 @@ from transformers.generation import GenerationMode
 
 from ..options.generation_options import PREFIX_CACHE_MEMORY
 from ..shards import is_zero3, kept_gathered, uncounted_passes
+from ..terminal import shown
 from .generator import Completion, Sampling
 from .prefix_cache import PrefixCache, Reading, can_be_continued
 from .reader import Reader
@@ -195,18 +197,21 @@ class TransformersGenerator:
             bos_token_id=self.tokenizer.bos_token_id,
             eos_token_id=self.eos_token_ids,
             disable_compile=True,
+            return_dict_in_generate=False,
             **_of_generation(sampling),
         )
-        takes_cache = _takes_cache(generation_config, self._model.generation_config)
+        with _named_options(self._model):
+            takes_cache = _takes_cache(generation_config, self._model.generation_config)
         reader = self._reader if takes_cache else Reader(self._model, self.tokenizer)
         readings = [Reading(prompt) for prompt in prompts]
         inputs = reader.begin(readings)
-        output = self._model.generate(
-            **inputs,
-            generation_config=generation_config,
-            logits_processor=processors,
-            synced_gpus=not self.gathers,
-        )
+        with _named_options(self._model):
+            output = self._model.generate(
+                **inputs,
+                generation_config=generation_config,
+                logits_processor=processors,
+                synced_gpus=not self.gathers,
+            )
         finite.check()
         completions = []
         for reading, token_ids in zip(readings, output[:, inputs["input_ids"].shape[1] :].tolist(), strict=True):
@@ -331,6 +336,7 @@ class _OnHost(LogitsProcessor):
         return self.processor(input_ids.cpu(), scores.cpu()).to(scores.device)
 
 
+_NO_OPTIONS = ("bos_token_id", "eos_token_id", "pad_token_id", "transformers_version")  # of what a model saves
 _WARPERS: dict[str, Callable[[Any], LogitsProcessor]] = {  # in the order of transformers
     "temperature": TemperatureLogitsWarper,
     "top_h": lambda top_h: _OnHost(TopHLogitsWarper(top_h)),
@@ -362,6 +368,28 @@ class _SeededChoice(LogitsProcessor):
         # The last one where the scores are not finite: that is noticed once all tokens are there.
         choice = torch.searchsorted(cumulative, numbers, right=True).clamp(max=scores.shape[-1] - 1)  # (B, 1)
         return torch.full_like(scores, -torch.inf).scatter(1, choice, 0.0)
+
+
+@contextmanager
+def _named_options(model: PreTrainedModel) -> Iterator[None]:
+    """
+    Name the options of a model's own generation_config.json where one cannot be used: transformers takes from there
+    what is not set here.
+
+    Raises:
+        ValueError: What transformers raised, with these options.
+    """
+    try:
+        yield
+    except (ValueError, TypeError, LookupError, AttributeError) as error:
+        own = model.generation_config.to_diff_dict()
+        others = {name: own[name] for name in own if name not in _NO_OPTIONS}
+        if not others:
+            raise
+        raise ValueError(
+            f"{model.name_or_path} cannot generate ({type(error).__name__}: {error}). Its generation_config.json has "
+            f"{shown(others)}: leave out what is wrong."
+        ) from error
 
 
 def _of_generation(sampling: Sampling) -> dict[str, Any]:

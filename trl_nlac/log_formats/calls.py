@@ -83,6 +83,8 @@ def add_conversations(calls: Iterable[ModelCall], found: LoggedConversations) ->
         ends = [(end, conversation) for end, several in ends_of_group.items() for conversation in several]
         if group is not None and len(ends) > 1:
             repeated = _repeated([end for end, _ in ends])
+            kept = {conversation.outcome for i, (_, conversation) in enumerate(ends) if i not in repeated} - {None}
+            repeated = {i for i in repeated if not kept or ends[i][1].outcome in {None, *kept}}  # else it contradicts
             ends = [ends[i] for i in range(len(ends)) if i not in repeated]
             found.notes += Counter(  # without those of which there are none
                 {

@@ -82,6 +82,7 @@ def _files(path: Path) -> list[Path]:
     buffers = [*path.glob("episodes.parquet"), *sorted(path.glob("nlac/rank_*/episodes.parquet"))]
     tables_of_run = sorted(path.glob("completions/completions_*.parquet"))
     files = buffers or tables_of_run or sorted(file for file in path.iterdir() if file.suffix in _SUFFIXES)
+    files = [file for file in files if file.is_file()]  # reading a pipe or a device may never end
     if not files:
         raise ValueError(f"{path} has no files that end with {', '.join(_SUFFIXES)}.")
     return files

@@ -33,7 +33,8 @@ class Tally:
         return self._num_tokens("prefilled")
 
     def _num_tokens(self, kind: str) -> int:
-        return sum(number for name, number in self.tokens.items() if name.startswith(f"{kind}/"))
+        with self._lock:
+            return sum(number for name, number in self.tokens.items() if name.startswith(f"{kind}/"))
 
     def note(self, name: str, values: list[float]) -> None:
         """Add values to a metric."""
@@ -54,12 +55,14 @@ class Tally:
     @contextmanager
     def unrecorded(self) -> Iterator[None]:
         """Leave what is noted within this context out of the metrics."""
-        metrics = {name: list(values) for name, values in self.metrics.items()}
+        with self._lock:
+            metrics = {name: list(values) for name, values in self.metrics.items()}
         try:
             yield
         finally:
-            self.metrics.clear()
-            self.metrics.update(metrics)
+            with self._lock:
+                self.metrics.clear()
+                self.metrics.update(metrics)
 
     @contextmanager
     def uncounted(self) -> Iterator[None]:

@@ -145,7 +145,7 @@ def _matching(run: Path, patterns: tuple[str, ...]) -> list[Path]:
 
 
 def _lines(log: Path) -> list[bytes]:
-    return log.read_bytes().splitlines(keepends=True) if log.exists() else []
+    return log.read_bytes().splitlines(keepends=True) if log.is_file() else []
 
 
 def _split(log: Path, step: int) -> tuple[list[bytes], list[bytes]]:

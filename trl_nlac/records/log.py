@@ -71,7 +71,7 @@ def read_log(path: Path) -> TrainingLog:
     """Read the log of a run; it is empty if there is no file."""
     rows, training = [], []
     seconds, has_ended, unreadable = 0.0, False, []
-    for number, line in enumerate(path.read_bytes().split(b"\n") if path.exists() else [], start=1):
+    for number, line in enumerate(path.read_bytes().split(b"\n") if path.is_file() else [], start=1):
         if not line.strip():
             continue
         try:

@@ -122,7 +122,10 @@ class _Files:
         """Yield the files of a folder by step."""
         found = [(match, path) for path in folder.glob("*.parquet") if (match := RECORD_FILE.fullmatch(path.name))]
         for match, path in sorted(found, key=lambda pair: (int(pair[0]["step"]), pair[1].name)):
-            yield _File(path, int(match["step"]), kind_of(match))
+            if path.is_file():
+                yield _File(path, int(match["step"]), kind_of(match))
+            else:  # reading a pipe or a device may never end
+                self.unreadable[path.name] = None
 
     def rows(
         self, file: _File, columns: list[str] | None = None, chosen: set[int] | None = None

@@ -108,7 +108,7 @@ def _model(run: Path) -> tuple[str | None, list[str]]:
     unreadable = []
     for name, read in (("README.md", _base_model), ("config.json", _architectures)):
         try:
-            found = read(run / name) if (run / name).exists() else None
+            found = read(run / name) if (run / name).is_file() else None
         except (ValueError, TypeError, AttributeError, OSError, RecursionError, yaml.YAMLError) as error:
             logger.warning("%s", printable(f"{run / name} cannot be read: {error}"))
             unreadable.append(name)

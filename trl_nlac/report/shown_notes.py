@@ -37,12 +37,12 @@ class Times:
 
 def read_settings(run: Path) -> Settings:
     """Read the options of a run; they are empty if it did not write them, or if they cannot be read."""
+    if not (run / SETTINGS).is_file():
+        return Settings(None, {}, {})
     try:
         found = json.loads((run / SETTINGS).read_text(encoding="utf-8"))
         chosen, others = ({str(k): _text(v) for k, v in found[part].items()} for part in ("chosen", "others"))
         return Settings(str(found["model"]), chosen, others)
-    except FileNotFoundError:
-        pass
     except (ValueError, TypeError, KeyError, AttributeError, OSError, RecursionError) as error:
         logger.warning("%s", printable(f"{run / SETTINGS} cannot be read: {error}"))
     return Settings(None, {}, {})
@@ -59,7 +59,7 @@ def read_warnings(run: Path) -> dict[str, Times]:
 
 
 def _warnings(path: Path) -> Iterator[tuple[int, str]]:
-    for line in path.read_bytes().split(b"\n") if path.exists() else []:
+    for line in path.read_bytes().split(b"\n") if path.is_file() else []:
         try:
             row = json.loads(line)
             yield int(row["step"]), str(row["message"])

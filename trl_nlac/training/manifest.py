@@ -4,7 +4,9 @@
 
 import hashlib
 import json
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +47,7 @@ def check_manifest(checkpoint: Path) -> None:
             checkpoint before this one.
     """
     path = checkpoint / MANIFEST
-    if not path.exists():
+    if not path.is_file():
         raise RunRefused(
             f"The checkpoint {checkpoint} has no {MANIFEST}, and other files may be missing, too. "
             f"{_advice(checkpoint)}"
@@ -63,6 +65,27 @@ def check_manifest(checkpoint: Path) -> None:
         damages = [f"{name} ({damage})" for name, damage in zip(files, results, strict=True) if damage]
     if damages:
         raise RunRefused(_refusal(checkpoint, damages))
+
+
+@contextmanager
+def named_in_errors(checkpoint: str | Path | None, is_over: Callable[[], bool] = lambda: False) -> Iterator[None]:
+    """
+    Refuse a checkpoint, if there is one, of which something cannot be read, until `is_over`: files can be as the
+    manifest says and odd all the same, and libraries do not say of which checkpoint they are.
+
+    Raises:
+        RunRefused: What a library raised, with the checkpoint.
+    """
+    try:
+        yield
+    except Exception as error:
+        is_known = isinstance(error, OSError | MemoryError | RunRefused)
+        is_known |= isinstance(error, RuntimeError) and not isinstance(error, RecursionError)  # also a lack of memory
+        is_known |= type(error) is ValueError and str(checkpoint) in str(error)
+        if checkpoint is None or is_known or is_over():
+            raise
+        reason = f"{type(error).__name__}: {' '.join(str(error).split())[:500]}"
+        raise RunRefused(f"{checkpoint} cannot be read ({reason}). {_advice(Path(checkpoint))}") from error
 
 
 def checksum(path: Path) -> str:

@@ -36,6 +36,7 @@ from .checkpoint import (
     warn_of_base_model,
     warn_of_kept_options,
 )
+from .manifest import named_in_errors
 from .sampler import IterationSampler
 from .saving import AtomicSavingTrainer, TrainBeginCallback, recover
 from .stopping import StopSignals, stop_at_once
@@ -148,7 +149,9 @@ class RunTrainer(AtomicSavingTrainer):
             if checkpoint is not None:
                 self.args.eval_on_start = False  # the run was evaluated at its start
             self.before_training(checkpoint)
-            output = super().train(checkpoint, *args, **kwargs)
+            self._has_begun = False
+            with named_in_errors(checkpoint, is_over=lambda: self._has_begun):
+                output = super().train(checkpoint, *args, **kwargs)
             return output._replace(training_loss=output.metrics["train_loss"])
 
     def say(self, line: str) -> None:
@@ -197,16 +200,17 @@ class RunTrainer(AtomicSavingTrainer):
             raise RunRefused(f"`resume_from_checkpoint` is True, and {run} has no checkpoint.")
         checkpoint = found[-1] if resume_from_checkpoint is True else Path(resume_from_checkpoint)
         is_newest = bool(found) and checkpoint.resolve() == found[-1].resolve()
-        state = read_state(checkpoint)
-        check_identity(checkpoint, state["identity"], self.identity)
-        warn_of_kept_options(checkpoint, state["kept_options"], self.args)
-        warn_of_base_model(checkpoint, self.model)
-        saved = TrainerState.load_from_json(str(checkpoint / TRAINER_STATE_NAME))
-        step, ends = saved.global_step, last_steps(run)
-        last = max(ends, default=-1)
-        # A run can end before its last step, and keep none but its best checkpoint.
-        is_last = last < saved.max_steps or saved.best_global_step == step
-        has_ended = is_newest and last >= step and is_last and saved.max_steps >= num_steps
+        with named_in_errors(checkpoint):
+            state = read_state(checkpoint)
+            check_identity(checkpoint, state["identity"], self.identity)
+            warn_of_kept_options(checkpoint, state["kept_options"], self.args)
+            warn_of_base_model(checkpoint, self.model)
+            saved = TrainerState.load_from_json(str(checkpoint / TRAINER_STATE_NAME))
+            step, ends = saved.global_step, last_steps(run)
+            last = max(ends, default=-1)
+            # A run can end before its last step, and keep none but its best checkpoint.
+            is_last = last < saved.max_steps or saved.best_global_step == step
+            has_ended = is_newest and last >= step and is_last and saved.max_steps >= num_steps
         is_own = checkpoint.parent.resolve() == run.resolve()
         if not is_own:
             check_unused(run)
@@ -283,10 +287,11 @@ class RunTrainer(AtomicSavingTrainer):
         self._find_best()
         if self._saved_losses is None:
             self._loss_start = self.state.global_step
-            return
-        loss, self._total_loss_scalar, self._globalstep_last_logged, self._loss_start = self._saved_losses
-        self._tr_loss.fill_(loss)
-        self._saved_losses = None
+        else:
+            loss, self._total_loss_scalar, self._globalstep_last_logged, self._loss_start = self._saved_losses
+            self._tr_loss.fill_(loss)
+            self._saved_losses = None
+        self._has_begun = True
 
     # Stopping, logging and saving
 

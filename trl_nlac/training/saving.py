@@ -19,6 +19,7 @@ from ..private_names import _BaseTrainer
 from ..rendezvous import Rendezvous
 from ..shards import has_finite_weights
 from ..types import RunRefused
+from ..written_files import refuse_links
 from .manifest import checkpoint_of, write_manifest
 
 
@@ -48,6 +49,11 @@ class AtomicSavingTrainer(_BaseTrainer):
         if not self.args.save_only_model:
             self._check_folder()
         return super().train(*args, **kwargs)
+
+    def _save(self, output_dir: str | None = None, state_dict=None) -> None:
+        """Refuse a folder with links out of it: libraries would write through them."""
+        refuse_links(output_dir or self.args.output_dir)
+        super()._save(output_dir, state_dict)
 
     def _check_folder(self) -> None:
         """Refuse, on all processes, a folder where one would write its part of a checkpoint and none publishes it."""
