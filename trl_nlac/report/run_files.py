@@ -125,7 +125,13 @@ class _Files:
             if path.is_file():
                 yield _File(path, int(match["step"]), kind_of(match))
             else:  # reading a pipe or a device may never end
-                self.unreadable[path.name] = None
+                self._note(path, "it is no file")
+
+    def _note(self, path: Path, reason: str) -> None:
+        """Name a file of which something cannot be read, once."""
+        if path.name not in self.unreadable:
+            logger.warning("%s", printable(f"{path} is damaged, and a part of it is left out: {reason}"))
+        self.unreadable[path.name] = None
 
     def rows(
         self, file: _File, columns: list[str] | None = None, chosen: set[int] | None = None
@@ -160,10 +166,7 @@ class _Files:
         try:
             yield
         except (pa.ArrowException, OSError, ValueError, TypeError, KeyError, AttributeError, ArithmeticError) as error:
-            if file.path.name not in self.unreadable:
-                reason = " ".join(str(error).split())
-                logger.warning("%s", printable(f"{file.path} is damaged, and a part of it is left out: {reason}"))
-            self.unreadable[file.path.name] = None
+            self._note(file.path, " ".join(str(error).split()))
 
 
 def _look_at_evaluations(
