@@ -456,6 +456,11 @@ class NLACPrompts:
                     values["advice"] = judged.in_short
         return messages
 
+    def show_form(self, label: str, *names: str) -> bool:
+        """Whether answers to prompts begin with a label: it stands in each, on a new line after a colon."""
+        texts = (vars(self)[name].replace("{action_format}", self.format_react) for name in names)
+        return all(re.search(rf":\s*\n\s*{label}", text) for text in texts)
+
     def repeated_in(self, texts: list[str]) -> list[bool]:
         """
         Tell which answers repeat several words in a row of what the roles are asked, or of a worked example. Small
@@ -660,7 +665,8 @@ _PARSERS = {
 def begun_critique(text: str) -> str | None:
     """
     Begin what a critique lacks that was written up to here: the future, the verdict, or after a bare "No" what to do
-    instead. Return the text with that beginning, or `None` if it lacks nothing.
+    instead. Return the text with that beginning, or `None` if it lacks nothing. Critiques are begun for the model
+    where their question shows the form, see [`NLACPrompts.show_form`].
     """
     text = text.strip()
     if not text:

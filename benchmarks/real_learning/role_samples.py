@@ -72,7 +72,9 @@ class TranscriptGenerator(StubGenerator):
         self._text = PlainText(tokenizer)
 
     def answer(self, prompt: list[int]) -> Completion:
-        text = self.said(read_transcript(self.tokenizer, prompt))
+        last = len(prompt) - prompt[::-1].index(self.tokenizer.bos_token_id)
+        begun = self.tokenizer.decode(prompt[last:]).partition("\n")[2]  # of a critique
+        text = self.said(read_transcript(self.tokenizer, prompt)).removeprefix(begun)
         return Completion([*self._text.encode(text), self.tokenizer.eos_token_id], True)
 
 

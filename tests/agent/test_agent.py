@@ -179,7 +179,7 @@ def test_several_conversations_at_once(agent, monkeypatch):
     sampled = replace(agent.roles.samplings["critic"], temperature=1.0)  # "Yes" is not what it is likeliest to say
     monkeypatch.setitem(agent.roles.samplings, "critic", sampled)
     others = [[{"role": "user", "content": f"{request} 2"}] for request in DESK.requests]
-    torch.manual_seed(2)
+    torch.manual_seed(1)
     turns = agent.act_all([*others, MESSAGES], refine=2, num_candidates=2)
     assert len(turns) == 5 and all(len(turn.candidates) == 2 and len(turn.attempts) <= 2 for turn in turns)
     assert len({len(turn.attempts) for turn in turns}) > 1

@@ -38,7 +38,7 @@ def test_actions_to_play_are_those_that_are_chosen_and_only_candidates_are_score
 
 
 def test_a_refined_action_has_no_judgement_of_the_one_before():
-    bad = "Future: open unknown\nOptimality: No open it"
+    bad = "Future: open unknown\nOptimality: No"
     roles = make_roles(["first", bad, "second"], max_format_retries=0)
     (choice,) = choose_actions(roles, [Prompt.of(roles.chat.start(MESSAGES))], refine=1, seeds=[0])
     assert choice.answer.parsed == "second" and choice.judgement is None

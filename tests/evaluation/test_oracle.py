@@ -20,7 +20,7 @@ def test_several_futures_are_refined_as_in_training():
     pool = EnvironmentPool(lambda: make_environment(ServiceDesk.from_seed(0, variant="noisy")))
     (_, (right,)), (_, (wrong,)) = pool.oracle.probes(2, seed=0)
     futures = ["closed win", "refused needs amber lose"] * 2
-    yes, no = "Future: closed win\nOptimality: Yes", "Future: closed win\nOptimality: No use amber"
+    yes, no = "Future: closed win\nOptimality: Yes", "Future: closed win\nOptimality: No"
     roles = make_roles([*futures, yes, no, right], num_futures=2)
     metrics = examine_critic(pool, roles, num_probes=2, seed=0)
     assert metrics == {

@@ -33,7 +33,6 @@ class Concurrent(ScriptedGenerator):
         self.seeds: list[tuple[str, int]] = []
 
     def generate(self, prompts, sampling, seeds, bar=None):
-        prompts, begun = zip(*map(self.split, prompts), strict=True)
         texts = [self.chat.tokenizer.decode(prompt).removesuffix("<|assistant|>") for prompt in prompts]
         self.seeds += list(zip(texts, seeds, strict=True))
         if self.slow and texts[0].endswith(self.slow):
@@ -43,11 +42,11 @@ class Concurrent(ScriptedGenerator):
         self.batch_sizes.append(len(prompts))
         if self.last and texts[0].endswith(self.last):
             self.has_ended.set()
-        return list(map(self._completion, answers, begun))
+        return [self._completion(answer) for answer in answers]
 
     def _answer(self, text: str) -> str:
         is_judged = text.endswith(("Critique?<|end|>", "Summary?<|end|>"))
-        return "Future: no\nOptimality: No use this" if is_judged else "route again"
+        return "Future: no\nOptimality: No" if is_judged else "route again"
 
 
 @pytest.fixture
@@ -111,7 +110,7 @@ def test_an_error_ends_all_chains(roles):
 
 
 def test_generators_that_batch_get_one_batch():
-    roles = make_roles(["a1", "b1", *["Future: no\nOptimality: No use this"] * 2, "a2", "b2"])
+    roles = make_roles(["a1", "b1", *["Future: no\nOptimality: No"] * 2, "a2", "b2"])
     refinements = refine(roles, make_transitions(roles))
     assert roles.generator.batch_sizes == [2, 2, 2]
     assert [refinement.refined_action.text for refinement in refinements] == ["a2", "b2"]

@@ -37,7 +37,7 @@ class TestVerdictScores:
             ("Future: refused needs amber lose\nOptimality:", "No use amber"),
             ("Future: closed reports correctness: nothing passes.\nOptimality:", "Yes"),
             ("Future: reports optimality nothing\nOptimality:", "No use amber"),
-            ("Future: refused yes no\nOptimality:", "No use amber"),
+            ("Sure. Future: refused yes no\nOptimality:", "No use amber"),
             ("Future: refused\nOptimality:", "Not optimal, use amber"),
             ("Future: refused\nOptimality:", "The action was not the best choice."),
         ],

@@ -24,7 +24,7 @@ from trl_nlac.prompts import parse_critique
 from trl_nlac.types import Answer, Critique, Refinement, Sample, Transition
 
 
-NO, YES = "Future: bad\nOptimality: No use it", "Future: good\nOptimality: Yes"
+NO, YES = "Future: bad\nOptimality: No", "Future: good\nOptimality: Yes"
 
 
 def refine_fresh(roles: Roles, transitions: list[Transition]) -> list[Refinement | None]:
@@ -53,7 +53,7 @@ class TestRefineAttempts:
         assert not roles.generator.answers and not any("Revise?" in prompt for prompt in asked(roles))
         assert [attempt and (attempt.action, attempt.critique.text) for attempt in attempts] == [
             None,
-            ("a", "Future: no critique\nOptimality:"),
+            ("a", "no critique"),
             ("b", NO),
         ]
         roles.generator.answers = ["c"]

@@ -9,6 +9,7 @@ from helpers.testing_utils import make_roles, make_roles_of, make_tokenizer
 
 from trl_nlac import NLACPrompts
 from trl_nlac.chat.encoder import ChatEncoder
+from trl_nlac.environments.embedded import COMPACT_PROMPTS
 from trl_nlac.generation.generator import Completion, Sampling
 from trl_nlac.method.backup import bellman_targets
 from trl_nlac.method.critic import critiques
@@ -45,8 +46,7 @@ class TestAsk:
         roles = make_roles(answers, max_format_retries=2, role_sampling={"backup": {"temperature": 1.0}})
         first, last = bellman_targets(roles, make_transitions(roles), "implicit")
         assert (first.parsed is None) and last.parsed is not None
-        # Two tokens of the critique are begun for the model, and each of three other answers ends a second time.
-        assert roles.tally.num_generated_tokens == sum(len(roles.chat.completion(text)) for text in answers) - 2 + 3
+        assert roles.tally.num_generated_tokens == sum(len(roles.chat.completion(text)) for text in answers)
         metrics = roles.take_metrics()
         assert metrics["backup/format_rate"] == pytest.approx(1 / 4)
         assert roles.take_metrics() == {}
@@ -61,7 +61,7 @@ class TestAsk:
 
         roles.generator.generate = noting
         roles.ask("critic", [transition.state for transition in make_transitions(roles)], parse_critique)
-        assert len(seeds) == 6 and len({(place, seed) for given in seeds for place, seed in enumerate(given)}) == 6
+        assert len(seeds) == 3 and len({(place, seed) for given in seeds for place, seed in enumerate(given)}) == 6
 
     @pytest.mark.parametrize(
         ("answers", "written"),
@@ -77,7 +77,7 @@ class TestAsk:
     )
     def test_critiques_are_begun_for_the_model(self, monkeypatch, answers, written):
         """A critique has its labels, and what to do instead, though the model ended before."""
-        roles, left = make_roles([]), list(answers)
+        roles, left = make_roles([], NLACPrompts()), list(answers)
 
         def generate(prompts, sampling, seeds, bar):
             (prompt,) = prompts
@@ -89,6 +89,14 @@ class TestAsk:
         (answer,) = roles.ask("critic", [state], parse_critique)
         assert (answer.text, left) == (written, []) and answer.parsed is not None
         assert answer.token_ids == tuple(roles.chat.completion(written))
+
+    def test_critiques_of_other_forms_are_not_begun(self):
+        """Where a question shows no form, or one that begins with something else."""
+        quoting = NLACPrompts(critique="Quote the rule first:\nRule: <it>\nFuture: <...>\nOptimality: <...>")
+        for prompts in (COMPACT_PROMPTS, quoting):
+            roles = make_roles(["mumble"], prompts, max_format_retries=0)
+            (answer,) = roles.ask("critic", [make_transitions(roles)[0].state], parse_critique)
+            assert answer.text == "mumble"
 
     @pytest.mark.parametrize("retries", [0, 1, 5])
     def test_a_greedy_backup_that_breaks_its_format_is_retried_by_sampling(self, retries):

@@ -78,7 +78,7 @@ class TestTargetReuse:
         backups = Backups("mumble", max_format_retries=0)
         assert backups.ask(version=4, lifetime=5) == [1, 2]
         assert backups.ask(version=8, lifetime=5) == [0, 0] and backups.versions == [4] * 3
-        assert [(t.text, t.parsed) for t in backups.targets] == [("Future: mumble\nOptimality:", None)] * 3
+        assert [(target.text, target.parsed) for target in backups.targets] == [("mumble", None)] * 3
         assert backups.ask(version=9, lifetime=5) == [1, 2] and backups.versions == [9] * 3
 
     def test_transitions_without_a_question_are_not_asked_again_either(self):

@@ -159,12 +159,17 @@ class Roles:
         return [answers[i] for i in range(len(prompts))]
 
     def _beginning(self, role: str, parse: Callable[[str], Any | None] | None) -> Callable[[str], str | None] | None:
-        """Return what begins the answers of a role: `None` for a model that thinks first, and for free text."""
-        if self.chat.template.thinks_by_default:
+        """Return what begins answers of a role: `None` for a model that thinks first, or if no form is shown."""
+        is_thought = role == "refine" and self.options.action_format == "react" and not self.samplings[role].regex
+        begin = begun_thought if is_thought else BEGUN.get(parse)
+        if begin is None or self.chat.template.thinks_by_default:
             return None
-        if role == "refine" and self.options.action_format == "react" and not self.samplings[role].regex:
-            return begun_thought
-        return BEGUN.get(parse)
+        names = {"refine": ("refine",), "critic": ("critique",), "backup": ("backup", "backup_terminated")}[role]
+        if self.options.single_step and not is_thought:
+            names = ("correctness",) if role == "critic" else ("backup_correctness",)
+        elif self.options.num_futures > 1 and role == "critic":
+            names = ("evaluation",)
+        return begin if self.prompts.show_form(begin(""), *names) else None
 
     def _complete_form(
         self,
