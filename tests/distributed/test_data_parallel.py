@@ -50,6 +50,7 @@ from accelerate import PartialState
 from accelerate.utils import gather_object
 from helpers.testing_utils import make_roles
 
+from trl_nlac import NLACPrompts
 from trl_nlac.environments import StepResult
 from trl_nlac.episodes.pool import EnvironmentPool
 from trl_nlac.episodes.rewards import EpisodeRewards
@@ -67,12 +68,18 @@ class Model:
     '''Must be asked for as much by all processes, as one whose weights are sharded.'''
 
     def generate(self, prompts, sampling, seeds, bar):
-        counts = gather_object([len(prompts)])
+        counts = gather_object([(len(prompts), sampling.max_tokens)])
         assert len(set(counts)) == 1 and len(seeds) == len(prompts), counts
         return [self.answer(roles.chat.tokenizer.decode(prompt)) for prompt in prompts]
 
     def answer(self, text):
-        said = "Future: late lose\\nOptimality: No" if "?" in text else f"take {text.split('win ')[1].split('<')[0]}"
+        if text.rstrip().endswith("Future:"):
+            said = "late lose\\nOptimality: No"
+        elif text.rstrip().endswith("Instead,"):
+            said = "late"
+        else:
+            action = f"take {text.split('win ')[1].split('<')[0]}"
+            said = "Future: late lose\\nOptimality: No" if "?" in text else action
         return Completion(roles.chat.completion(said), True)
 
     def score(self, prompts, completions):
@@ -121,6 +128,9 @@ targets = bellman_targets(roles, transitions, ["implicit", "explicit"][0])
 judged = critiques(roles, [transition.state_action for transition in transitions])
 assert all(answer.parsed.optimal is False for answer in targets + judged)
 assert len(verdict_scores(roles, judged)) == len(judged) == len(transitions)
+roles.prompts = NLACPrompts()  # which show forms: critiques are begun, and go on after a bare "No"
+judged = critiques(roles, [transition.state_action for transition in transitions])
+assert all(answer.parsed.advice.startswith("Instead,") for answer in judged) and len(judged) == len(transitions)
 print(f"done {rank} {len(transitions)}\\n", end="", flush=True)
 """
 

@@ -182,22 +182,24 @@ class Roles:
     ) -> list[Completion]:
         """
         Generate completions whose parts `begin` for the model: small models call a tool instead, or end after the
-        first line. What ended without a part, within half of the limit, goes on with its beginning.
+        first line. What ended without a part, within half of the limit, goes on with its beginning. Processes that
+        generate together do so at the same points, with the same limits.
         """
         completions: dict[int, Completion] = {}
-        begun = dict.fromkeys(range(len(prompts)), self.chat.beginning(begin("")))
+        label, half = self.chat.beginning(begin("")), sampling.max_tokens // 2
+        begun, limit = dict.fromkeys(range(len(prompts)), label), sampling.max_tokens - len(label)
         for _ in range(_NUM_PARTS):
             if not self.generator.any_process(bool(begun)):
                 break
-            longest = max(map(len, begun.values()), default=0)
-            within = replace(sampling, max_tokens=max(1, sampling.max_tokens - longest))
+            within = replace(sampling, max_tokens=max(1, limit))
             opened = [prompts[i] + token_ids for i, token_ids in begun.items()]
             found = self._complete(role, opened, within, [seeds[i] for i in begun], counted_as)
             for (i, token_ids), completion in zip(begun.items(), found, strict=True):
                 completions[i] = replace(completion, token_ids=token_ids + completion.token_ids)
             ended = {i: self.chat.decode(completions[i].token_ids) for i in begun if completions[i].finished}
             begun = {i: self.chat.beginning(more) for i, text in ended.items() if (more := begin(text)) is not None}
-            begun = {i: token_ids for i, token_ids in begun.items() if len(token_ids) <= sampling.max_tokens // 2}
+            begun = {i: token_ids for i, token_ids in begun.items() if len(token_ids) <= half}
+            limit = half
         return [completions[i] for i in range(len(prompts))]
 
     def _complete(
