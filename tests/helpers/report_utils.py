@@ -122,7 +122,9 @@ def write_audit(run: Path, rows: list[dict], step: int = 10) -> None:
 
 def write_log(run: Path, rows: list[dict], end: str = "") -> None:
     run.mkdir(parents=True, exist_ok=True)
-    (run / "training_log.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows) + end)
+    new = run / ".training_log.new"
+    new.write_text("".join(json.dumps(row) + "\n" for row in rows) + end)
+    new.replace(run / "training_log.jsonl")  # a run only appends: whoever follows it never sees less
 
 
 def training_row(step: int, **metrics) -> dict:
