@@ -14,7 +14,7 @@ from benchmarks import reporting
 from trl_nlac import NLACTrainer
 from trl_nlac.episodes.rollout import play_episodes
 from trl_nlac.method.critic import critiques
-from trl_nlac.method.refinement import Attempt, refine_attempts
+from trl_nlac.method.refinement import refine_attempts, stored_attempts
 
 
 WEIGHTS = ("initial", "trained")
@@ -48,8 +48,7 @@ def measure(trainer: NLACTrainer, rows: list[dict[str, Any]]) -> list[dict[str, 
         for critic, refiner in product(WEIGHTS, WEIGHTS):
             with of(critic), trainer._generating():
                 judged = critiques(roles, [transition.state_action for transition in transitions])
-            pairs = zip(transitions, judged, strict=True)
-            attempts = [Attempt.of_transition(roles, *pair) for pair in pairs]
+            attempts = stored_attempts(roles, transitions, judged)
             with of(refiner), trainer._generating():
                 refined = refine_attempts(roles, attempts)
             found = [(t, r) for t, r in zip(transitions, refined, strict=True) if r is not None]

@@ -10,7 +10,7 @@ from ..generation.generator import Sampling
 from ..method.backup import bellman_targets
 from ..method.critic import critiques, judge_actions, judge_critiques, sample_futures
 from ..method.randomness import random_generator
-from ..method.refinement import Attempt, ask_refined, refine_attempts
+from ..method.refinement import Attempt, ask_refined, refine_attempts, stored_attempts
 from ..method.roles import Roles
 from ..prompts import parse_critique, parse_future
 from ..types import Answer, Judgement, Prompt, Refinement, Transition
@@ -178,8 +178,7 @@ def refine_in_hindsight(roles: Roles, transitions: list[Transition]) -> tuple[li
             f"`num_futures={roles.options.num_futures}`. Use a model whose critiques weigh one future."
         )
     targets = bellman_targets(roles, transitions, "monte_carlo")
-    judged = zip(transitions, targets, strict=True)
-    return targets, refine_attempts(roles, [Attempt.of_transition(roles, *pair) for pair in judged])
+    return targets, refine_attempts(roles, stored_attempts(roles, transitions, targets))
 
 
 def predict_futures(roles: Roles, state_actions: list[Prompt], k: int) -> list[list[str]]:

@@ -7,7 +7,7 @@ from ..episodes.rollout import replay
 from ..episodes.text_environment import Oracle
 from ..generation.generator import Sampling
 from ..method.critic import critiques
-from ..method.refinement import Attempt, refine_attempts
+from ..method.refinement import refine_attempts, stored_attempts
 from ..method.roles import Roles
 from ..types import Critique, Refinement, Transition
 
@@ -59,7 +59,7 @@ def examine_critic(environments: EnvironmentPool, roles: Roles, num_probes: int,
     transitions = [Transition(episode, len(episode.turns) - 1) for episode in episodes if episode is not None]
     greedy = {name: Sampling(roles.samplings[name].max_tokens, temperature=0.0) for name in ("critic", "refine")}
     found = critiques(roles, [transition.state_action for transition in transitions], greedy["critic"])
-    attempts = [Attempt.of_transition(roles, *pair) for pair in zip(transitions, found, strict=True)]
+    attempts = stored_attempts(roles, transitions, found)
     refined = refine_attempts(roles, attempts, greedy["refine"])
     judged = [
         (transition, attempt.action, attempt.critique.parsed, refinement and refinement.refined_action.parsed)

@@ -14,6 +14,7 @@ from .refinement import (
     question_attempts,
     refine_attempts,
     sample_attempts,
+    stored_attempts,
 )
 from .roles import Roles
 
@@ -36,11 +37,6 @@ def foresee_each(roles: Roles, transitions: list[Transition], bootstrap: str) ->
         return backup_questions(roles, [transitions[place] for place in places], bootstrap)
 
     return answer_each(roles, "future", transitions, foresee)
-
-
-def stored_attempts(roles: Roles, transitions: list[Transition], targets: list[Answer]) -> list[Attempt | None]:
-    """Make attempts of stored actions, whose critiques are their Bellman targets."""
-    return [Attempt.of_transition(roles, *pair) for pair in zip(transitions, targets, strict=True)]
 
 
 def refined_actions(

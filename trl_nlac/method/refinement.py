@@ -69,6 +69,11 @@ def sample_attempts(
     return attempts
 
 
+def stored_attempts(roles: Roles, transitions: list[Transition], critiques: list[Answer]) -> list[Attempt]:
+    """Make attempts of stored actions, with a critique or a Bellman target of each."""
+    return [Attempt.of_transition(roles, *pair) for pair in zip(transitions, critiques, strict=True)]
+
+
 def refine_attempts(
     roles: Roles, attempts: list[Attempt | None], sampling: Sampling | None = None
 ) -> list[Refinement | None]:

@@ -4,8 +4,9 @@
 
 from benchmarks.learning.methods.roles import blind_critiques
 from trl_nlac import NLACTrainer
-from trl_nlac.method.iteration import attempt_each, stored_attempts
+from trl_nlac.method.iteration import attempt_each
 from trl_nlac.method.losses import reverse_divergences
+from trl_nlac.method.refinement import stored_attempts
 
 
 class ReverseTrainer(NLACTrainer):
