@@ -40,7 +40,7 @@ class TrainingOptions:
             batch size. If `None`, the smallest such number that is at least eight batches, and four for each step of
             `episodes_per_iteration` episodes of `max_turns` (of one episode for each process, if that is `None`, too);
             while the buffer has less than a quarter of that, four of each transition, which are trained on more often.
-        num_updates_per_generation (`int`, *optional*, defaults to `3`):
+        num_updates_per_generation (`int`, *optional*, defaults to `6`):
             Number of gradient steps on each transition of an iteration, with the same target and refined action: the
             steps of the iteration are taken again, in their order, and set priorities again. `num_iterations` of
             [`~trl.GRPOConfig`]. `1` is the paper.
@@ -105,7 +105,7 @@ class TrainingOptions:
             least at the mean of what different critiques advise; where outcomes are partly luck, act at a lower
             temperature than 1 afterwards. No refined action is generated; the teacher has the initial weights. Not for
             models with chains of thought, whose thoughts would be taught by one that has read the critique.
-        policy_kl_coef (`float`, *optional*, defaults to `0.1`):
+        policy_kl_coef (`float`, *optional*, defaults to `0.03`):
             Coefficient of KL(policy || initial policy), exact at each token of a refined action, in the policy loss:
             without it a policy can settle on what a critic that still errs advises. It takes a pass over these tokens
             with the initial weights; with `0` there is none. `policy_loss_type="distill"` has a teacher instead.
@@ -138,7 +138,7 @@ class TrainingOptions:
     # Parameters that control the loop
     episodes_per_iteration: int | None = None
     samples_per_iteration: int | None = None
-    num_updates_per_generation: int = 3
+    num_updates_per_generation: int = 6
     max_tokens_per_batch: int | None = None
     learning_rate: float = 5e-6
     async_rollouts: bool = False
@@ -159,7 +159,7 @@ class TrainingOptions:
     critic_loss_coef: float = 1.0
     policy_loss_coef: float = 1.0
     policy_loss_type: str = field(default="sampled", metadata={"choices": ["sampled", "distill"]})
-    policy_kl_coef: float = 0.1
+    policy_kl_coef: float = 0.03
 
     # Parameters that control watching
     examples: str = field(default="auto", metadata={"choices": ["auto", "given"]})
