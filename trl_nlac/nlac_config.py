@@ -21,7 +21,7 @@ from .secrets import hide_secrets, remember_secrets
 MAX_SAMPLES = 10**6  # of an iteration, and of its episodes
 # Options of an iteration that follow from others where they are left open.
 _LEFT_OPEN = ("samples_per_iteration", "episodes_per_iteration")
-SAMPLES_PER_STEP = 4  # by default, transitions trained on for each environment step of the longest episodes
+SAMPLES_PER_STEP = 8  # by default, transitions trained on for each environment step of the longest episodes
 BATCHES_PER_ITERATION = 8  # at least; with fewer, updates of the same few samples follow each other
 
 

@@ -33,14 +33,14 @@ class TrainingOptions:
 
         episodes_per_iteration (`int`, *optional*):
             Number of episodes played in each iteration of algorithm 1, over all processes. If `None`, as many as
-            `samples_per_iteration` allows when four transitions are trained on for each step of an episode of
+            `samples_per_iteration` allows when eight transitions are trained on for each step of an episode of
             `max_turns`, at least one for each process.
         samples_per_iteration (`int`, *optional*):
             Number of transitions trained on in each iteration, over all processes. Must be divisible by the global
-            batch size. If `None`, the smallest such number that is at least eight batches, and four for each step of
+            batch size. If `None`, the smallest such number that is at least eight batches, and eight for each step of
             `episodes_per_iteration` episodes of `max_turns` (of one episode for each process, if that is `None`, too);
-            while the buffer has less than a quarter of that, four of each transition, which are trained on more often.
-        num_updates_per_generation (`int`, *optional*, defaults to `6`):
+            while the buffer has less than an eighth of that, eight of each transition, which are trained on more often.
+        num_updates_per_generation (`int`, *optional*, defaults to `3`):
             Number of gradient steps on each transition of an iteration, with the same target and refined action: the
             steps of the iteration are taken again, in their order, and set priorities again. `num_iterations` of
             [`~trl.GRPOConfig`]. `1` is the paper.
@@ -75,7 +75,7 @@ class TrainingOptions:
             Tau: weight of the trained weights in the target weights after each sample that they were trained on. Line
             10 of algorithm 1 stands inside the loop over samples; after a gradient step on B of them the rate is
             `1 - (1 - tau) ** B`. With `1` the target weights are a copy. The paper has `0.005`.
-        target_max_age (`int`, *optional*, defaults to `1`):
+        target_max_age (`int`, *optional*, defaults to `8`):
             Number of iterations for which a Bellman target is used: each time that its transition is drawn in the
             iteration that wrote it, and in the next ones if it is more than 1. With `0` every draw gets a target of
             its own (the paper), unless the same weights would write the same one again, because every role that took
@@ -138,7 +138,7 @@ class TrainingOptions:
     # Parameters that control the loop
     episodes_per_iteration: int | None = None
     samples_per_iteration: int | None = None
-    num_updates_per_generation: int = 6
+    num_updates_per_generation: int = 3
     max_tokens_per_batch: int | None = None
     learning_rate: float = 5e-6
     async_rollouts: bool = False
@@ -152,7 +152,7 @@ class TrainingOptions:
 
     # Parameters that control targets
     target_update_rate: float = 0.002
-    target_max_age: int = 1
+    target_max_age: int = 8
     bootstrap: str = field(default="explicit", metadata={"choices": ["implicit", "explicit", "monte_carlo"]})
 
     # Parameters that control the losses
