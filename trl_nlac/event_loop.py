@@ -105,18 +105,12 @@ class Coroutines:
         return value
 
     def cancel(self, owner: Hashable) -> bool:
-        """
-        End the wait for the coroutine of an owner, which is cancelled as soon as its loop can do so. Return whether
-        there was one.
-        """
+        """End the wait for the coroutine of an owner, which its loop cancels. Return whether there was one."""
         call = self._call_of(owner)
         return call is not None and call.future.cancel()
 
     def blocker_of(self, owner: Hashable) -> Hashable:
-        """
-        What blocks the loop in which the coroutine of an owner is: an owner, perhaps the same, or the loop itself if
-        that is unknown; `None` if nothing does.
-        """
+        """What blocks the loop of an owner's coroutine: an owner, the loop where that is unknown, or `None`."""
         call = self._call_of(owner)
         return None if call is None or call.loop.answers() else call.loop.current_owner or call.loop
 

@@ -31,12 +31,7 @@ class Rendezvous:
         self._group = None if is_alone else dist.new_group(backend="gloo", timeout=_LONG)
 
     def wait(self, busy: str = _PLAYING) -> None:
-        """
-        Return when all processes have called this. One that waits long says what the others are busy with.
-
-        Raises:
-            RuntimeError: If one of them has ended.
-        """
+        """Return when all have called this; say what others are `busy` with. If one has ended: a `RuntimeError`."""
         if self._group is None:
             return
         arrival, start, next_report = dist.barrier(self._group, async_op=True), time.monotonic(), self.interval

@@ -23,10 +23,7 @@ def is_zero3(plugin: DeepSpeedPlugin | None) -> bool:
 
 @contextmanager
 def loaded_whole() -> Iterator[None]:
-    """
-    Load the whole of a model on every process, in a run whose own model is sharded as it is loaded (ZeRO-3), or loaded
-    by the first process alone (FSDP).
-    """
+    """Load the whole of a model on every process, in a run that shards its own as it is loaded (ZeRO-3, FSDP)."""
     live = hf_deepspeed._hf_deepspeed_config_weak_ref
     hf_deepspeed.unset_hf_deepspeed_config()
     try:
@@ -47,10 +44,7 @@ class Place(NamedTuple):
 
 
 class LocalShard:
-    """
-    The values of a parameter that this process holds. In this class: all of them, for models that are not sharded (one
-    process, DDP).
-    """
+    """The values of a parameter that this process holds: here all of them, as nothing is sharded."""
 
     def __init__(self, parameter: nn.Parameter):
         is_counted = not dist.is_initialized() or dist.get_rank() == 0

@@ -40,12 +40,7 @@ def write_json(path: str | Path, value: Any) -> None:
 
 
 def append_line(path: str | Path, line: str) -> None:
-    """
-    Append a line to a file of the package's own, after the end of one that a killed process did not finish.
-
-    Raises:
-        RunRefused: If the file is a link.
-    """
+    """Append a line to a file of the package's own, after a line that was not finished; refuse a link."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     refuse_link(path)

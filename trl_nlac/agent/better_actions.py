@@ -45,10 +45,7 @@ def act_better(
     alpha: float = 1.0,
     sampling: Sampling | None = None,
 ) -> list[Answer]:
-    """
-    Answer states with the actions of [`choose_actions`], for [`~episodes.rollout.play_episodes`]. Only candidates are
-    scored.
-    """
+    """Answer states with the actions of [`choose_actions`], for `play_episodes`. Only candidates are scored."""
     _check_range("refine", refine, 0)
     choices = choose_actions(roles, prompts, 0, num_candidates, alpha, sampling, seeds)
     answers = [choice.answer for choice in choices]

@@ -205,12 +205,7 @@ def parse_score(text: str) -> float | None:
 
 
 def transcript(prompt: str | list[Message], completion: str | list[Message]) -> str:
-    """
-    Write a conversation as text for a reader, see [`~chat.message_reader`].
-
-    Raises:
-        ValueError: If it is none.
-    """
+    """Write a conversation as text for a reader; raise a `ValueError` if it is none."""
     before = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
     after = [{"role": "assistant", "content": completion}] if isinstance(completion, str) else completion
     lines = []

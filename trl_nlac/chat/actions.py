@@ -39,10 +39,7 @@ def parse_text(text: str) -> str | None:
 
 
 def parse_react(text: str) -> str | None:
-    """
-    Parse the action of `Thought: ... Action: ...`, without an observation that the model invented after it; `None` if
-    it breaks the format.
-    """
+    """Parse the action of `Thought: ... Action: ...`, up to an invented observation; `None` if it is not so."""
     tags = _react_tags(text)
     if tags is None:
         return None
@@ -133,12 +130,7 @@ class ActionFormat:
         self._held_tools: set[str] = set()  # JSON of tools that were checked
 
     def check_tools(self, tools: Sequence[dict[str, Any]]) -> None:
-        """
-        Check that the policy can call tools: that a call of each, as the chat template writes it, is read back.
-
-        Raises:
-            ValueError: If it is not, or the name of a tool contains a token of the tokenizer's own.
-        """
+        """Raise a `ValueError` unless a call of each tool, as the chat template writes it, is read back."""
         self.chat.template.check_tools(tools)
         for tool in tools if self.calls_tools else ():
             written = json.dumps(tool)
@@ -157,10 +149,7 @@ class ActionFormat:
             self._held_tools.add(written)
 
     def is_held(self, message: Message, tools: Sequence[dict[str, Any]] = ()) -> bool | None:
-        """
-        Whether the calls of a message, as the chat template writes them, are read as what they were; `None` if they
-        cannot be read.
-        """
+        """Whether calls, as the chat template writes them, are read as what they were; `None` if they cannot be."""
         written = self.chat.completion(message)
         opening = self.chat.template.opening_ids
         action = self.read(Prompt.of(opening, tuple(tools), len(opening)), written)[1]
@@ -249,10 +238,7 @@ class ActionFormat:
         return written
 
     def replies(self, action: str | None, observation: str, words: str = "") -> list[Message]:
-        """
-        Write the environment's answer as messages: the user's, or results of tools, and then the user's with the
-        `words` that end it.
-        """
+        """Write the environment's answer as messages of the user or results of tools, then the user's `words`."""
         tools = self._tools(action)
         if not tools:
             return [{"role": "user", "content": observation}]
@@ -271,12 +257,7 @@ class ActionFormat:
         return self.chat.results(last_id, parse_results(before_words(observation, words), len(tools)), tools, words)
 
     def check_words_after(self, action: str) -> None:
-        """
-        Check that a user can speak after the results of the tools that `action` calls.
-
-        Raises:
-            ValueError: If the chat template cannot show it.
-        """
+        """Raise a `ValueError` if the template cannot show a user's words after the results of `action`."""
         tools = self._tools(action)
         if tools and self.keeps_history:
             self.chat.template.tool_scaffold(tools, True)

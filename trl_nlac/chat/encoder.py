@@ -112,12 +112,7 @@ class ChatEncoder:
         return self._end(last_id) + self._join(around.scaffold, [*contents, words] if words else contents)
 
     def past_turn(self, message: str | Message) -> list[int]:
-        """
-        Encode an assistant's turn as it stands within a conversation.
-
-        Raises:
-            ValueError: If the template cannot show it: several tool calls where it shows one, for example.
-        """
+        """Encode an assistant's turn within a conversation; a `ValueError` if the template cannot show it."""
         message = _from_assistant(message)
         if message.get("tool_calls"):
             return self._encode_turn(message, self.template.call_end_id)
@@ -192,10 +187,7 @@ class ChatEncoder:
         return _without_middle(text, max(0, longest - 1))
 
     def marked(self, token_ids: list[int], mark: str) -> list[int]:
-        """
-        Add a mark to the user's message at the end of a conversation, unless it is there. The tokens end with the
-        opening of the assistant's turn.
-        """
+        """Add a mark to the user's message at the end of an opening, whose last tokens begin the assistant's turn."""
         opening, mark = self.template.opening, mark.strip()
         said = token_ids[: len(token_ids) - len(opening.token_ids)]
         if self.tokenizer.decode(said).rstrip().endswith(mark):

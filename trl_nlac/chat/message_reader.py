@@ -93,12 +93,7 @@ def read_question(messages: Any) -> list[Message]:
 
 
 def read_message(message: Message, number: int = 0) -> Message:
-    """
-    Read one message, which is named by its number; see the table.
-
-    Raises:
-        ValueError: If it is none.
-    """
+    """Read one message, which is named by its number, see the table; a `ValueError` if it is none."""
     role = _ROLES.get(message["role"], message["role"]) if isinstance(message["role"], str) else message["role"]
     if role not in SPEAKERS:
         raise ValueError(f"the role {role!r} is none of {', '.join(SPEAKERS)}")
@@ -128,10 +123,7 @@ def first_answer(messages: Sequence[Message]) -> int:
 
 
 def in_unicode(text: str) -> str:
-    """
-    Copy text, without what a subclass of `str` adds. Half characters, which JSON can hold and no tokenizer takes,
-    become marks.
-    """
+    """Copy text, without what a subclass of `str` adds. Half characters, which no tokenizer takes, become marks."""
     return str.encode(text, errors="replace").decode()
 
 

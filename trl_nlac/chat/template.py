@@ -42,10 +42,7 @@ _EXACT = {
 
 @dataclass(frozen=True)
 class Piece:
-    """
-    What a template puts after a text: white space, which is encoded together with the text, as in the whole
-    conversation, and tokens after it.
-    """
+    """What a template puts after a text: white space, which is encoded together with the text, and tokens after it."""
 
     space: str
     token_ids: list[int]
@@ -129,12 +126,7 @@ class ChatTemplate:
         return fitted
 
     def check_tools(self, tools: Iterable[dict[str, Any]]) -> None:
-        """
-        Check the names of tools.
-
-        Raises:
-            ValueError: If one contains a token of the tokenizer's own.
-        """
+        """Raise a `ValueError` if the name of a tool contains a token of the tokenizer's own."""
         names = [tool.get("function", tool).get("name") for tool in tools]
         wrong = [name for name in names if isinstance(name, str) and self.plain_text.has_tag(name)]
         if wrong:

@@ -59,12 +59,7 @@ def tokenizer_of(
 def ending_token_ids(
     tokenizer: PreTrainedTokenizerBase, stop_ids: list[int], generation_config: GenerationConfig | None = None
 ) -> list[int]:
-    """
-    List every token that ends a completion: those of the template, of the tokenizer and of the model.
-
-    Raises:
-        ValueError: If those of the model are no tokens.
-    """
+    """List the tokens that end a completion, of template, tokenizer and model, which can be wrong: a `ValueError`."""
     declared = generation_config.eos_token_id if generation_config else None
     declared = declared if isinstance(declared, list) else [declared]
     if not all(isinstance(token_id, int | None) for token_id in declared):

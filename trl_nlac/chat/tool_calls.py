@@ -102,12 +102,7 @@ def _arguments_of(function: dict[str, Any]) -> Any:
 
 
 def read_calls_of(message: Message) -> list[tuple[str, dict[str, Any]]]:
-    """
-    Read the calls of a message, see [`read_call`].
-
-    Raises:
-        ValueError: If one cannot be read.
-    """
+    """Read the calls of a message, see [`read_call`]; a `ValueError` if one cannot be read."""
     calls = [read_call(call) for call in message.get("tool_calls") or []]
     if None in calls:
         raise ValueError("A tool call has no name, or its arguments are not a JSON object.")
@@ -115,23 +110,13 @@ def read_calls_of(message: Message) -> list[tuple[str, dict[str, Any]]]:
 
 
 def with_objects(message: Message) -> Message:
-    """
-    Write the arguments of a message's calls as objects, as chat templates take them.
-
-    Raises:
-        ValueError: If a call cannot be read.
-    """
+    """Write arguments of calls as objects, as chat templates take them; a `ValueError` if one cannot be read."""
     arguments = iter([arguments for _, arguments in read_calls_of(message)])
     return _with_functions(message, lambda function: {**function, "arguments": next(arguments)})
 
 
 def with_text(message: Message) -> Message:
-    """
-    Write the arguments of a message's calls as JSON text, as OpenAI does. What is text already stays as it is.
-
-    Raises:
-        ValueError: If JSON does not hold them.
-    """
+    """Write arguments of calls that are no text as JSON, as OpenAI does; a `ValueError` if JSON holds them not."""
 
     def change(function: dict[str, Any]) -> dict[str, Any]:
         if not isinstance(function.get("arguments"), dict):

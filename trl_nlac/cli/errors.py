@@ -43,10 +43,7 @@ def one_line_errors(before: str = "") -> Iterator[None]:
 
 @contextmanager
 def one_line_errors_of_files(name: str) -> Iterator[None]:
-    """
-    Turn whatever the libraries raise that read the files of a model or a dataset, which anybody can have written, into
-    a [`CommandError`] that begins with its name.
-    """
+    """Turn whatever libraries raise that read the files of a model or a dataset into a named [`CommandError`]."""
     try:
         with one_line_errors(f"{name}: "):
             yield

@@ -181,10 +181,7 @@ def _quantized(shape: ModelShape, model_args: ModelConfig) -> float | None:
 
 
 def launch_lines(plan: Plan, names: dict[str, str], words: list[str]) -> list[str]:
-    """
-    Return the lines that start the run: that of the server, if there is one, and that of the training. What only the
-    user knows is a variable of the shell.
-    """
+    """Return the lines that start the server, if any, and the run. What only the user knows is a variable."""
     lines, machines, of_server = [], plan.machines, ""
     if plan.args.use_vllm and plan.args.vllm_mode == "server" and machines.server_gpus:
         command = ["vllm", "serve", names["model"], "--tensor-parallel-size", str(plan.tensor_parallel)]

@@ -99,10 +99,7 @@ class Trial(TrainerCallback):
             print(text, flush=True)
 
     def _play(self, act: Act | None) -> float:
-        """
-        Play the tasks, as often as it takes, and return the success rate. An environment that fails in every episode
-        is an error.
-        """
+        """Play the tasks as often as it takes; return the success rate. A failure in every episode is an error."""
         trainer = self.trainer
         dataset, args = trainer.eval_dataset or trainer.train_dataset, trainer.args
         order = random.Random(args.seed).sample(range(len(dataset)), len(dataset))

@@ -169,10 +169,7 @@ def as_json(message: Message) -> str:
 
 
 def turn_messages(episode: Episode, index: int, actions: ActionFormat) -> list[Message]:
-    """
-    Write a turn as messages: the agent's, and the environment's answer. A log stays as it was read, but for calls that
-    the policy writes in words.
-    """
+    """Write a turn as messages. A log stays as it was read, but for calls that the policy writes in words."""
     if episode.messages:
         _, logged = turns_of(episode.messages, len(episode.opening))[index]
         if actions.calls_tools or not logged[0].get("tool_calls"):
@@ -185,10 +182,7 @@ def turn_messages(episode: Episode, index: int, actions: ActionFormat) -> list[M
 def read_action(
     message: Message, actions: ActionFormat, tools: Sequence[dict[str, Any]] | None = None
 ) -> tuple[Message, str]:
-    """
-    Read an assistant's message, which can call `tools`: as the policy would have written it, with its thought, and the
-    action in it.
-    """
+    """Read an assistant's message as the policy would have written it, with its thought, and the action in it."""
     field = actions.chat.template.reasoning_field
     thoughts = [message[name] for name in (field, *THOUGHTS) if message.get(name)]
     thought = {field: thoughts[0]} if thoughts else {}

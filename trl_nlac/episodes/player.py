@@ -40,10 +40,7 @@ class Player:
         self.timed = timed
 
     def wait(self, step: int, for_all: bool) -> None:
-        """
-        Wait for the episodes played beside training that would be too old for the iteration after `step` optimizer
-        steps, or for all.
-        """
+        """Wait for the episodes beside training that would be too old for the next iteration, or for all."""
         with self.timed("rollout"):
             if self.rollouts.are_beside and any(gather_object([self.rollouts.are_held])):
                 self.play_on()  # for example after a callback has generated with other weights

@@ -162,12 +162,7 @@ class EnvironmentPool:
         return name, {key: value for key, value in task.items() if key != "environment"}, self._schemas[name]
 
     def check_task(self, task: dict[str, Any]) -> None:
-        """
-        Check that the columns of a task fit `reset`, as far as its signature says.
-
-        Raises:
-            ValueError: If they do not, or if the task names an environment that does not exist.
-        """
+        """Check by the signature of `reset` that a task fits, and by its name of an environment: a `ValueError`."""
         name, keywords, _ = self.route(task)
         example = self._example_of[name]
         try:
@@ -205,12 +200,7 @@ class EnvironmentPool:
         self.release(worker)
 
     def finish(self, worker: EnvironmentWorker, job: Callable[[TextEnvironment], Any], name: str) -> Any:
-        """
-        Run a job on an instance within the time limit, and return its result. Raises what it raises.
-
-        Raises:
-            TimeoutError: If it takes longer than `timeout`; `name` says what it is. The instance is given up.
-        """
+        """Run a job on an instance; it is given up, with a `TimeoutError` that has the `name`, after `timeout`."""
         future = worker.submit(job)
         if not futures.wait([future], self.timeout).done:
             self.discard(worker, hangs=True)
@@ -278,12 +268,7 @@ class EnvironmentPool:
         self._closers[closer] = time.monotonic() + CLOSING_SECONDS
 
     def call(self, job: Callable[[], Any], name: str) -> Any:
-        """
-        Run a job that needs no instance, as those do: in a thread, within the time limit.
-
-        Raises:
-            TimeoutError: If it takes longer than `timeout`; `name` says what it is.
-        """
+        """Run a job that needs no instance, as those do: in a thread, within the time limit."""
         worker = EnvironmentWorker(name, ToolEnvironment, has_own_loop=name in self._blocking)
         try:
             return self.finish(worker, lambda _: job(), name)
@@ -402,10 +387,7 @@ def _schemas(example: TextEnvironment) -> list[dict[str, Any]]:
 
 
 def _close(workers: set[EnvironmentWorker], closers: dict[threading.Thread, float]) -> None:
-    """
-    End the workers, from other threads those that take longer than `CLOSING_SECONDS`. Wait for these threads and for
-    `closers` for as long.
-    """
+    """End the workers, by other threads those that take longer than `CLOSING_SECONDS`, and wait as long for these."""
     deadline = time.monotonic() + CLOSING_SECONDS
     for worker in workers:
         worker.stop()

@@ -61,10 +61,7 @@ class RemoteEnvironment(TextEnvironment):
 
     @abstractmethod
     def _close_host(self, in_call: bool) -> None:
-        """
-        Let the host, which may be in a call, close the environment, for up to `CLOSING_SECONDS`. It can be gone
-        already.
-        """
+        """Let the host, which may be in a call or gone, close the environment, for up to `CLOSING_SECONDS`."""
 
     @abstractmethod
     def _kill_host(self) -> None:
@@ -80,10 +77,7 @@ class RemoteEnvironment(TextEnvironment):
 
 
 class ProcessEnvironment(RemoteEnvironment):
-    """
-    Plays an environment in a process of its own: one that computes in Python then holds up neither the others nor
-    training.
-    """
+    """Plays an environment in a process of its own: one that computes in Python then holds up nobody else."""
 
     def __init__(self, make: Callable[[], TextEnvironment]):
         super().__init__()
@@ -134,10 +128,7 @@ class _InProcess(Exception):
 
 
 class Host:
-    """
-    Makes an environment at its first call, and answers calls of its methods. The function that makes it is pickled by
-    `cloudpickle`.
-    """
+    """Makes an environment, by a function that `cloudpickle` has pickled, at its first call, and answers calls."""
 
     def __init__(self, pickled_make: bytes):
         random.seed()

@@ -165,10 +165,7 @@ class Recorder:
             self.terminated, self.truncated = turn_limit == "terminate", turn_limit == "truncate"
 
     def show_observation(self) -> None:
-        """
-        Append the last observation, or begin again with it where no history is kept. A history that becomes too long
-        is cut; if that is not enough, the episode.
-        """
+        """Append the last observation, or begin again with it; where that is too long, cut history or episode."""
         turn = self.turns[-1]
         if not self.actions.keeps_history:
             self._begin_again(turn.next_observation)
@@ -390,12 +387,7 @@ def _checked_tools(tools: Any) -> list[dict[str, Any]] | None:
 
 
 def checked_step(result: Any) -> StepResult:
-    """
-    Check the result of `step`, and return it with values of ours.
-
-    Raises:
-        MalformedResult: If it is not a [`StepResult`] of text, a finite reward and flags.
-    """
+    """Check the result of `step`, and return it with values of ours; else raise [`MalformedResult`]."""
     if not isinstance(result, StepResult):
         raise MalformedResult("observation", f"`step` returned {type(result).__name__}, expected StepResult")
     observation, reward = checked_text(result.observation), checked_reward(result.reward)
@@ -414,12 +406,7 @@ def checked_step(result: Any) -> StepResult:
 
 
 def checked_text(observation: Any) -> str:
-    """
-    Check that an observation is text, and return it as such: without what a subclass of `str` adds.
-
-    Raises:
-        MalformedResult: If it is not.
-    """
+    """Return text without what a subclass of `str` adds; what is none is a [`MalformedResult`]."""
     if not isinstance(observation, str):
         raise MalformedResult("observation", f"the observation is {type(observation).__name__}, expected text")
     observation = str.__str__(observation)
@@ -432,12 +419,7 @@ def checked_text(observation: Any) -> str:
 
 
 def checked_reward(reward: Any) -> float:
-    """
-    Check that a reward is a finite number, small enough that a sum of rewards is finite, too.
-
-    Raises:
-        MalformedResult: If it is not.
-    """
+    """Return a reward as a finite number, also of a sum of them; what is none is a [`MalformedResult`]."""
     try:
         number = math.nan if isinstance(reward, str | bytes) else float(reward)
     except Exception:

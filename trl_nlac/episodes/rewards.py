@@ -162,10 +162,7 @@ class RewardModel:
 
 
 class Score(NamedTuple):
-    """
-    The weighted sum of an episode's rewards, values that the functions logged, which are columns of its row in tables,
-    and why it could not be scored, if so.
-    """
+    """The weighted sum of an episode's rewards, values that functions logged for its row, and why it has no score."""
 
     reward: float
     notes: dict[str, Any]
@@ -209,10 +206,7 @@ class EpisodeRewards:
         self._reports_none = not environment_pays
 
     def score(self, recorders: list[Recorder], environments: list[Any]) -> list[Score]:
-        """
-        Score recorded episodes, with the environments as their users made them. The functions get copies of the rest.
-        Raises what a call does.
-        """
+        """Score recorded episodes, with the environments of their users and copies of the rest; a call may raise."""
         pairs = [self._as_in_trl(recorder) for recorder in recorders]
         return self(
             prompts=[prompt for prompt, _ in pairs],

@@ -109,10 +109,7 @@ def play_episodes(
 
 
 def replay(pool: EnvironmentPool, roles: Roles, task: dict[str, Any], action_texts: list[str]) -> Episode | None:
-    """
-    Record the episode in which an instance of the pool gets the given actions, as if the policy had sampled them;
-    `None` if the environment failed, which is logged.
-    """
+    """Record the episode of given actions in an instance of the pool; `None` if that failed, which is logged."""
     name, keywords, tool_schemas = pool.route(task)
     keywords = with_seed(keywords, 0) if name in pool.seeded else keywords
     try:
@@ -126,12 +123,7 @@ def replay(pool: EnvironmentPool, roles: Roles, task: dict[str, Any], action_tex
 
 
 def check_prompt_length(pool: EnvironmentPool, roles: Roles) -> None:
-    """
-    Check that at least an empty task fits into a prompt of the policy.
-
-    Raises:
-        ValueError: If it does not.
-    """
+    """Raise a `ValueError` unless at least an empty task fits into a prompt of the policy."""
     limit = roles.options.max_prompt_length
     Recorder(roles.actions, roles.prompts, {}, pool.example.tool_schemas, limit).begin("")
 
@@ -425,20 +417,10 @@ def reset(environment: TextEnvironment, keywords: dict[str, Any]) -> Opening:
 
 
 def step(environment: TextEnvironment, action: str | PolicyAnswer) -> StepResult:
-    """
-    Call `step` and check what it returns.
-
-    Raises:
-        MalformedResult: If it is not a [`StepResult`] of text, a finite reward and flags.
-    """
+    """Call `step`, and check what it returns: it may raise [`MalformedResult`]."""
     return checked_step(finish(environment.step(action)))
 
 
 def final_reward(environment: TextEnvironment) -> float:
-    """
-    Call `final_reward` and check what it returns.
-
-    Raises:
-        MalformedResult: If it is no finite number.
-    """
+    """Call `final_reward`, and check what it returns: it may raise [`MalformedResult`]."""
     return checked_reward(finish(environment.final_reward()))

@@ -45,10 +45,7 @@ class Engine(Protocol):
     def generate(
         self, prompts: list[list[int]], params: list[dict[str, Any]], adapter: Adapter | None, bar: tqdm | None
     ) -> list[Completion]:
-        """
-        Sample one completion for each prompt, by its own parameters. Threads can call this at the same time, and no
-        call waits for the completions of another.
-        """
+        """Sample a completion for each prompt, in any thread, without waiting for the completions of other calls."""
 
     def take_cache_counts(self) -> tuple[int, int]:
         """Return the number of prompt tokens since the last call, and how many of them were in the prefix cache."""
@@ -167,10 +164,7 @@ def score_by_token(
     prompts: list[list[int]],
     completions: list[list[int]],
 ) -> list[float]:
-    """
-    Compute the log-likelihood of completions token by token, see [`forced`]. Unlike the log-likelihood of a prompt's
-    tokens, that of a sampled token uses the prefix cache and works with adapters.
-    """
+    """Score completions token by token, see [`forced`], which uses the prefix cache and works with adapters."""
     pairs = list(zip(prompts, completions, strict=True))
     before = [prompt + completion[:i] for prompt, completion in pairs for i in range(len(completion))]
     logps = iter(score_tokens(before, [token_id for completion in completions for token_id in completion]))
@@ -304,10 +298,7 @@ class SyncedGenerator(EngineGenerator):
 
 
 class BesideGenerator(EngineGenerator):
-    """
-    Sample in other threads through the engine of a [`SyncedGenerator`]. While the engine has other weights than those
-    that were shared, calls wait.
-    """
+    """Sample in other threads through a [`SyncedGenerator`]'s engine; wait while it has weights that differ."""
 
     def __init__(self, engine: SyncedEngine, eos_token_ids: list[int]):
         super().__init__(engine, eos_token_ids)

@@ -128,11 +128,7 @@ def check_adapter_precision(dtype: torch.dtype | str | None, device_type: str) -
 
 
 def check_sharding(accelerator: Accelerator) -> None:
-    """
-    Raises:
-        ValueError: If weights are sharded in a way in which target weights cannot be kept, or if several processes
-            share the samples of one.
-    """
+    """Raise a `ValueError` if target weights cannot be kept in the shards, or processes share the samples of one."""
     parallelism = accelerator.parallelism_config
     if parallelism is not None and parallelism.non_dp_dim_names:
         sizes = ", ".join(f"`{name}_size`" for name in parallelism.non_dp_dim_names)

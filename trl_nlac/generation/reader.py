@@ -46,10 +46,7 @@ class Reader:
         self._cache = "cache" if "cache" in self._supported else "past_key_values"  # the name in earlier versions
 
     def begin(self, readings: list[Reading]) -> dict[str, Any]:
-        """
-        Begin a batch. Returns the arguments with which the model generates: whole sequences, and, if there is one, the
-        cache that knows their first columns.
-        """
+        """Begin a batch. Return the arguments of `generate`: whole sequences, and a cache of their first columns."""
         if self.prefixes is not None:
             self.prefixes.start_batch()
         return self._inputs(readings)

@@ -223,10 +223,7 @@ class TransformersGenerator:
         return completions
 
     def take_metrics(self) -> dict[str, float]:
-        """
-        Return the share of prompt tokens that were not read again: 0 where a cache was too small for its batch, and
-        some were read twice.
-        """
+        """Return the share of prompt tokens that were not read again: 0 where some were read twice."""
         tokens, read = self._num_tokens, self._num_read
         self._num_tokens = self._num_read = 0
         return {"generation/prefix_hit_rate": max(0.0, 1 - read / tokens)} if tokens else {}
@@ -393,12 +390,7 @@ def _named_options(model: PreTrainedModel) -> Iterator[None]:
 
 
 def _of_generation(sampling: Sampling) -> dict[str, Any]:
-    """
-    Return the further options of sampling but for those of `_WARPERS`.
-
-    Raises:
-        ValueError: If transformers has no such option. It would take it, and not read it.
-    """
+    """Return the options of sampling but for those of `_WARPERS`; a `ValueError` if transformers has no such."""
     others = {name: value for name, value in sampling.generation_kwargs.items() if name not in _WARPERS}
     unknown = sorted(others.keys() - vars(GenerationConfig()).keys())
     if unknown:

@@ -105,12 +105,7 @@ def _at(row: Any, name: str) -> Any:
 
 
 def read_outcome(value: Any) -> float | None:
-    """
-    Read an outcome: a number, a truth value, or a word such as "passed"; `None` stays.
-
-    Raises:
-        UnreadableError: If it is none of these.
-    """
+    """Read a number, a truth value, or a word such as "passed"; `None` stays; else an [`UnreadableError`]."""
     if isinstance(value, str):
         word = value.strip().lower()
         if word in _GOOD or word in _BAD:

@@ -13,10 +13,7 @@ _OBSERVED_TOKENS = 64  # of an observation in the form of a target
 
 
 def bellman_targets(roles: Roles, transitions: list[Transition], bootstrap: str) -> list[Answer]:
-    """
-    Sample targets of the language Bellman backup, d_t ~ B_L M(. | s_t, a_t) (equation 1, p_tpred in section 5.1), with
-    the weights of now: [`backup_questions`], answered by [`write_targets`].
-    """
+    """Sample Bellman targets (equation 1) with the weights of now: [`backup_questions`] and [`write_targets`]."""
     return write_targets(roles, transitions, backup_questions(roles, transitions, bootstrap))
 
 
@@ -84,10 +81,7 @@ def is_answerable(roles: Roles, transition: Transition, needs_target: bool) -> b
 
 
 def critic_examples(roles: Roles, samples: list[Sample], targets: list[Answer]) -> list[TrainingExample | None]:
-    """
-    Make the examples of the critic loss (equation 5): `None` where there is no Bellman target, or the critic's
-    question is too long.
-    """
+    """Make the examples of the critic loss (equation 5): `None` without a target, or if the question is too long."""
     examples: list[TrainingExample | None] = []
     for sample, target in zip(samples, targets, strict=True):
         prompt = critic_prompt(roles, sample.transition.state_action)

@@ -59,10 +59,7 @@ def make_examples(
     targets: list[Answer],
     refinements: list[Refinement | None],
 ) -> tuple[list[TrainingExample | None], list[TrainingExample | None]]:
-    """
-    Make the examples of the critic loss (equation 5) and of the policy loss (equation 6), one of each for a sample;
-    `None` where there is none, or the loss has the coefficient 0.
-    """
+    """Make the examples of both losses (equations 5 and 6), one of each for a sample; `None` where there is none."""
     of_critic: list[TrainingExample | None] = [None] * len(samples)
     of_policy: list[TrainingExample | None] = [None] * len(samples)
     if args.critic_loss_coef:
@@ -79,10 +76,7 @@ def unanswerable(
     of_critic: list[TrainingExample | None],
     of_policy: list[TrainingExample | None],
 ) -> list[int]:
-    """
-    Return the ids of transitions without an example that can never have one, because their prompts are too long. The
-    examples are those of [`make_examples`].
-    """
+    """Return the ids of transitions without an example that never have one, as their prompts are too long."""
     # Otherwise the policy can learn in a state about which the backup's question is too long.
     needs_target = not args.policy_loss_coef
     unused = [sample for sample, *both in zip(samples, of_critic, of_policy, strict=True) if not any(both)]

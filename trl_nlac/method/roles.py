@@ -96,10 +96,7 @@ class Roles:
     def act(
         self, prompts: list[Prompt], seeds: list[int] | None = None, sampling: Sampling | None = None
     ) -> list[Answer]:
-        """
-        Answer states as the policy, once each: an answer that is not an action is kept. Each answer has a seed; if
-        there are none, they are drawn, see [`~method.randomness.seeded`].
-        """
+        """Answer states as the policy, once each, also with what is no action. Seeds are drawn if there are none."""
         return self.ask("policy", prompts, None, sampling, max_format_retries=0, seeds=seeds, counted_as="act")
 
     def ask(
@@ -279,10 +276,7 @@ class Roles:
 
 
 def role_samplings(options: RoleOptions, action_regex: str | None = None) -> dict[str, Sampling]:
-    """
-    Combine the general options of sampling with those of each role. The role `"evaluation"` is the policy in
-    evaluation.
-    """
+    """Combine the general options with those of each role; `"evaluation"` is the policy in evaluation."""
     general = {
         "max_tokens": options.max_completion_length,
         "temperature": options.temperature,

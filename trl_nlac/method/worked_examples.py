@@ -63,10 +63,7 @@ class Look(NamedTuple):
         )
 
     def check(self, max_completion_length: int) -> None:
-        """
-        Raises:
-            RunRefused: If hardly any answer of a role can be used.
-        """
+        """Raise [`RunRefused`] if hardly any answer of a role can be used."""
         lost = [f"{role} ({rate:.0%})" for role, rate in self.rates.items() if rate < LEAST]
         remedy = "Use a model that follows instructions better, adapt the prompts (`prompts`), or set `action_format`"
         if self.num_cut >= self.num_asked:  # a quarter of all

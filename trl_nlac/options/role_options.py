@@ -196,10 +196,7 @@ class RoleOptions:
 
     @classmethod
     def check_names(cls, options: dict[str, Any], where: str = "") -> None:
-        """
-        Raises:
-            ValueError: If one of `options`, whose place `where` says, is none of the roles.
-        """
+        """Raise a `ValueError` if one of `options`, whose place `where` says, is none of the roles."""
         names = [option.name for option in fields(cls)]
         unknown = sorted(options.keys() - set(names))
         if unknown:
@@ -213,10 +210,7 @@ class RoleOptions:
 
 
 def _check_generation_kwargs(kwargs: dict[str, Any]) -> None:
-    """
-    Raises:
-        ValueError: If they set what is set elsewhere.
-    """
+    """Raise a `ValueError` if they set what is set elsewhere."""
     refused = [f"{name!r} ({_SET_ELSEWHERE[name]})" for name in kwargs if name in _SET_ELSEWHERE]
     if refused:
         raise ValueError(f"`generation_kwargs` cannot set {', '.join(refused)}, got {shown(kwargs)}.")

@@ -67,11 +67,7 @@ def checkpoints(run: str | Path) -> dict[int, Path]:
 
 
 def check_unused(run: str | Path) -> None:
-    """
-    Raises:
-        RunRefused: If the folder has a checkpoint, a run that has ended, or a model. What is left of a run that was
-            killed before its first checkpoint is no obstacle: nobody can resume it.
-    """
+    """Raise [`RunRefused`] if a folder has a checkpoint, an ended run, or a model; other leftovers are fine."""
     found, weights, ends = list(checkpoints(run).values()), _matching(Path(run), _WEIGHTS), last_steps(run)
     if found or weights or ends:
         resume = f"resume it (`resume_from_checkpoint={str(found[-1])!r}`), " if found else ""

@@ -33,10 +33,7 @@ _OWN_GROUPS += ("train_", "eval_")
 
 
 class Records:
-    """
-    Collect metrics, seconds of the phases, episodes and the audit trail until the next log. `decode` decodes the
-    tokens of an action.
-    """
+    """Collect metrics, seconds, episodes and the audit trail until the next log. `decode` decodes tokens."""
 
     def __init__(self, args: NLACConfig, decode: Callable[[list[int]], str]):
         self.args = args

@@ -54,12 +54,7 @@ class EpisodeStore:
 
 
 def encode_episode(episode: Episode) -> bytes:
-    """
-    Encode an episode as one compressed record: its token ids, and the rest as JSON.
-
-    Raises:
-        TypeError: If JSON cannot hold its task.
-    """
+    """Encode token ids, and the rest as JSON, in one record; a `TypeError` if JSON cannot hold the task."""
     token_ids = np.asarray(episode.token_ids, dtype=np.int32).tobytes()
     turns = [list(vars(turn).values()) for turn in episode.turns]
     fields = {**vars(episode), "turns": turns}

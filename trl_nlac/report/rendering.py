@@ -45,10 +45,7 @@ class Parts:
 def write_page(
     output: Path, template: str, styles: Sequence[str], scripts: Sequence[str], data: dict[str, Any], **values: Any
 ) -> Path:
-    """
-    Write a page. A reader never sees half of it. The scripts read `data`, without the secrets in it; `values` are the
-    variables of the template.
-    """
+    """Write a page at once. Scripts read `data`, without secrets; `values` are the variables of the template."""
     style, script = (
         "\n".join((_HERE / name).read_text(encoding="utf-8") for name in part) for part in (styles, scripts)
     )

@@ -281,11 +281,6 @@ def _key(row: dict[str, Any]) -> Key:
 
 
 def _as_data(episode: dict[str, Any]) -> dict[str, Any]:
-    """
-    Return an episode that the page can hold.
-
-    Raises:
-        ValueError, TypeError: If it has values of which there is no JSON.
-    """
+    """Return an episode that the page can hold; a `ValueError` or `TypeError` if there is no JSON of it."""
     json.dumps(episode, allow_nan=False)
     return episode

@@ -42,12 +42,7 @@ def plays_prompts(environment_factory: Any, tools: Any, reward_funcs: Any, train
 
 @contextmanager
 def named(argument: str) -> Iterator[None]:
-    """
-    Name an argument in the errors of other packages about it.
-
-    Raises:
-        ValueError: For every error but a lack of memory: files of a model can make the libraries raise anything.
-    """
+    """Name an argument in a `ValueError`, for whatever the libraries raise about it but a lack of memory."""
     try:
         yield
     except (MemoryError, torch.OutOfMemoryError):
@@ -81,12 +76,7 @@ def check_arguments(arguments: dict[str, Any]) -> None:
 
 
 def check_types(**arguments: Any) -> None:
-    """
-    Check arguments one by one, by name.
-
-    Raises:
-        TypeError: If one has another type.
-    """
+    """Check arguments one by one, by name; a `TypeError` if one has another type."""
     for name, value in arguments.items():
         if isinstance(value, IterableDataset):
             raise TypeError(
@@ -99,10 +89,7 @@ def check_types(**arguments: Any) -> None:
 
 
 def check_best_metric(args: NLACConfig, eval_dataset: Dataset | dict[str, Dataset] | None) -> None:
-    """
-    Raises:
-        ValueError: If `metric_for_best_model` is the loss, or names none of several evaluation datasets.
-    """
+    """Raise a `ValueError` if `metric_for_best_model` is the loss, or names none of several datasets."""
     metric = args.metric_for_best_model
     if metric is not None and re.fullmatch(r"(.+_)?loss", metric):
         raise ValueError(
@@ -119,10 +106,7 @@ def check_best_metric(args: NLACConfig, eval_dataset: Dataset | dict[str, Datase
 
 
 def check_optimizer(args: NLACConfig) -> None:
-    """
-    Raises:
-        ValueError: If the optimizer trains other weights than those that are to be played with and saved.
-    """
+    """Raise a `ValueError` if the optimizer trains other weights than those to be played with and saved."""
     name = OptimizerNames(args.optim).value
     if name.startswith("schedule_free"):
         raise ValueError(

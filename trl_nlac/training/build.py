@@ -66,12 +66,7 @@ def make_environments(
     reward_funcs: RewardFunc | list[RewardFunc] | None,
     train_dataset: Dataset | None,
 ) -> EnvironmentPool:
-    """
-    Make the pool of environments.
-
-    Raises:
-        ValueError: If an option does not fit the environments.
-    """
+    """Make the pool of environments; a `ValueError` if an option does not fit them."""
     if plays_prompts(environment_factory, tools, reward_funcs, train_dataset):
         environment_factory = Prompts
     environments = EnvironmentPool(

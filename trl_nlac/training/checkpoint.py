@@ -276,10 +276,7 @@ def drop_outdated(
     replay: PrioritizedReplay,
     batches: list[list[TrainingExample]],
 ) -> None:
-    """
-    Drop the kept targets and the pending micro-batches that were made with other options, with a warning. `saved` are
-    the checkpoint's [`options_of_iteration`].
-    """
+    """Drop kept targets and pending batches that were made with other options than the `saved`, with a warning."""
     own, effects = options_of_iteration(args), []
     changed = {name: value for name, value in saved.items() if value != own[name]}
     if changed.pop("max_prompt_length", None):

@@ -21,10 +21,7 @@ MAX_IDLE_ITERATIONS = 10  # in a row, without an example of any loss
 
 
 class IdleMonitor:
-    """
-    Count, for each loss that is trained, iterations in a row in which it was not, because no Bellman target or no
-    refined action could be read.
-    """
+    """Count iterations in a row in which a loss was not trained, because no target or refined action could be read."""
 
     def __init__(self):
         self.num_iterations: dict[str, int] = {}  # in a row without an example of each loss
@@ -168,10 +165,7 @@ class GradientGuard:
         self.num_in_a_row = 0
 
     def skips(self, norm: torch.Tensor | float | None, step: int) -> bool:
-        """
-        Return whether the optimizer step after `step` others is left out, by the norm of the gradient over all
-        processes, where it is known.
-        """
+        """Whether the step after `step` others is left out, by the norm of the gradient over all processes."""
         if norm is None or math.isfinite(norm):
             self.num_in_a_row = 0
             return False
@@ -181,10 +175,7 @@ class GradientGuard:
         return True
 
     def check(self) -> None:
-        """
-        Raises:
-            TrainingStopped: If too many steps in a row were left out.
-        """
+        """Raise [`TrainingStopped`] if too many steps in a row were left out."""
         if self.num_in_a_row >= MAX_NOT_FINITE:
             raise TrainingStopped(
                 f"{self.num_in_a_row} optimizer steps in a row had gradients that are not finite. Lower "

@@ -171,12 +171,7 @@ def _appears(path: Path) -> bool:
 
 
 def recover(run_dir: Path) -> None:
-    """
-    Clean up after a process that was killed while it saved.
-
-    Raises:
-        RunRefused: If the folder in which it saved is a link.
-    """
+    """Clean up after a process that was killed while it saved; refuse a link with [`RunRefused`]."""
     aside = run_dir / _ASIDE
     if aside.is_symlink():
         raise RunRefused(f"{str(aside)!r} is a link, which no run makes. Remove it.")

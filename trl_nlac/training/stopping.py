@@ -44,10 +44,7 @@ class StopSignals:
 
     @contextmanager
     def noted(self) -> Iterator[None]:
-        """
-        Note signals, in the main thread: no other can. A signal that is ignored or that the program handles itself
-        stays as it is.
-        """
+        """Note signals in the main thread, the only one that can, but those that the program handles itself."""
         self.received = 0
         with _handled_by(self._note, signal.SIGINT, signal.SIGTERM):
             yield

@@ -46,10 +46,7 @@ class TargetReuse:
         return [sample.transition for sample in self._due.values()]
 
     def complete(self, answers: list[Answer]) -> tuple[list[Answer], list[int]]:
-        """
-        Keep the new targets, of the transitions that are [`due`], and return the target of each sample, and the
-        version that wrote it.
-        """
+        """Keep the new targets, of [`due`]; return the target of each sample, and the version that wrote it."""
         new = dict(zip(self._due, answers, strict=True))
         targets = [
             new[key] if key in new else self.kept.target(sample)

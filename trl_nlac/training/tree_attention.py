@@ -107,10 +107,7 @@ AttentionMaskInterface.register(TREE_ATTENTION, sdpa_mask)
 
 
 def pieces(tree: PrefixTree, window: int | None = None) -> list[Piece]:
-    """
-    Cut the attention over a tree into pieces. Of those of a query, the one with itself comes first. A token sees
-    `window` positions, itself included.
-    """
+    """Cut the attention over a tree, in a `window`, into pieces; that of a query with itself comes first."""
     found: list[Piece] = []
     for part in tree.parts:
         queries, keys = slice(part.first_query, part.last_query), slice(part.first_key, part.last_key)

@@ -17,12 +17,7 @@ class TrialFailed(Exception):
 
 
 def trial(model: nn.Module, run: Callable[[], T]) -> T:
-    """
-    Return what `run` computes with a model, without dropout and gradients.
-
-    Raises:
-        TrialFailed: If `run` raises; the message names the error.
-    """
+    """Return what `run` computes with a model, without dropout and gradients; [`TrialFailed`] if it raises."""
     is_training = model.training
     model.eval()
     try:

@@ -56,10 +56,7 @@ class LocalEngine:
 
 
 def cpu_options(context: int) -> dict[str, Any]:
-    """
-    Return options that a CPU needs. vLLM rewinds a seeded random generator if a prompt is prefilled in several steps,
-    which is not possible with the CPU's generators.
-    """
+    """Return options for a CPU, whose generators cannot be rewound, as vLLM does for a prefill in several steps."""
     return {"enable_chunked_prefill": False, "max_num_batched_tokens": max(4096, context)}
 
 
