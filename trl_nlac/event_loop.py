@@ -77,11 +77,8 @@ class Coroutines:
 
     def run(self, coroutine: Coroutine, owner: Hashable = None) -> Any:
         """
-        Run a coroutine and return its result. An owner runs one at a time.
-
-        Raises:
-            asyncio.CancelledError: If it was cancelled.
-            Withdrawn: If its loop is blocked and it has not begun.
+        Run a coroutine and return its result. An owner runs one at a time. Raise `asyncio.CancelledError` if it was
+        cancelled. Raise [`Withdrawn`] if its loop is blocked and it has not begun.
         """
         context = copy_context()
         context.run(_owner.set, owner)

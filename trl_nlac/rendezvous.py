@@ -47,10 +47,8 @@ class Rendezvous:
 def raise_on_all(error: BaseException | None) -> None:
     """
     Raise an error of one process on all of them, so that none waits for those that met it. All processes call this.
-
-    Raises:
-        BaseException: What this process met.
-        RuntimeError: If only others met something. The message names the first of them.
+    Raise `BaseException`: what this process met. Raise a `RuntimeError` if only others met something. The message
+    names the first of them.
     """
     met = gather_object([None if error is None else f"{type(error).__name__}: {printable(str(error))}"])
     if error is not None:

@@ -155,10 +155,8 @@ def kept_gathered(model: nn.Module, reshards: bool, dtype: torch.dtype | None) -
     """
     Gather the weights that FSDP2 shards once, in `dtype` or that of the shards, for all passes within this context,
     which each process can then make alone. All processes must enter together. `reshards` says that FSDP2 otherwise
-    drops the weights of a module after its forward pass.
-
-    Raises:
-        RuntimeError: If the device has no room for all weights.
+    drops the weights of a module after its forward pass. Raise a `RuntimeError` if the device has no room for all
+    weights.
     """
     modules = [module for module in model.modules() if isinstance(module, FSDPModule)]
     _check_room(model, dtype)

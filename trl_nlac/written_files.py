@@ -59,10 +59,8 @@ def refuse_link(path: Path) -> None:
 def refuse_links(folder: str | Path) -> None:
     """
     Look for links in a folder before anything is written into it, by libraries that follow them, too. In checkpoints
-    nothing is written, so these can have links, or be some.
-
-    Raises:
-        RunRefused: If there is one that leads out of the folder.
+    nothing is written, so these can have links, or be some. Raise [`RunRefused`] if there is one that leads out of the
+    folder.
     """
     inside = os.path.realpath(folder) + os.sep
     for parent, folders, files in os.walk(folder):

@@ -142,11 +142,8 @@ def calibrate_by_half(
     """
     Calibrate a guard by half of the logged conversations, and measure it on the others. `judged` has for each action
     the number of its conversation, the critic's judgement, and whether the conversation failed. Return the guard, its
-    [`outcomes`], and the number of actions that measured it.
-
-    Raises:
-        ValueError: If there is not at least one success and one failure, with critiques that can be read, in the first
-            half, or none of either in the second.
+    [`outcomes`], and the number of actions that measured it. Raise a `ValueError` if there is not at least one success
+    and one failure, with critiques that can be read, in the first half, or none of either in the second.
     """
     half_of = _split({number: failed for number, _, failed in judged})
     halves: tuple[list, list] = ([], [])

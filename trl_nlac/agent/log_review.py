@@ -76,10 +76,7 @@ class LogReview:
         """
         Find the steps at which conversations went wrong: those of failures to which the critic says no, the surest
         first, at most one for each conversation, and `number` in all. Return them, and the number of steps that were
-        judged.
-
-        Raises:
-            ValueError: If the agent's critiques weigh several futures (`num_futures`).
+        judged. Raise a `ValueError` if the agent's critiques weigh several futures (`num_futures`).
         """
         episodes = episodes_of(agent, self.logs)
         failures = [i for i, episode in enumerate(episodes) if episode.score < agent.options.success_threshold]

@@ -87,10 +87,8 @@ def choose_format(
     Choose the format of actions, and log it if the options leave it open (`None`): `"tool_call"` where there are tools
     and the chat template supports them; elsewhere `"text"` if `brings_tools` or `is_single_step`, and otherwise
     `"react"`. An agent that brings its tools, if it has any, brings its own words about answers, too, which `"react"`
-    would contradict. In a single step tasks are prompts, whose answers are taken as they are.
-
-    Raises:
-        ValueError: If the name of a tool contains a token of the tokenizer's own, or a call of it is not read back.
+    would contradict. In a single step tasks are prompts, whose answers are taken as they are. Raise a `ValueError` if
+    the name of a tool contains a token of the tokenizer's own, or a call of it is not read back.
     """
     if name is not None:
         if name != "tool_call" or chat.calls_tools:
@@ -110,10 +108,8 @@ def choose_format(
 class ActionFormat:
     """
     The format of actions in a conversation: `"react"`, `"text"` or `"tool_call"`, which is the chat template's own. If
-    it does not keep the history, each state is the last observation.
-
-    Raises:
-        ValueError: If the chat template does not support the format.
+    it does not keep the history, each state is the last observation. Raise a `ValueError` if the chat template does
+    not support the format.
     """
 
     def __init__(self, chat: ChatEncoder, name: str, keeps_history: bool = True):

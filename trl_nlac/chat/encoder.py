@@ -123,10 +123,7 @@ class ChatEncoder:
     def completion(self, message: str | Message) -> list[int]:
         """
         Encode an assistant's turn as if the model had sampled it after the prefill: with a chain of thought if the
-        message has one and the template keeps it.
-
-        Raises:
-            ValueError: If the template cannot show it.
+        message has one and the template keeps it. Raise a `ValueError` if the template cannot show it.
         """
         message, template = _from_assistant(message), self.template
         turn, number = self.past_turn(message), len(self.prefill)

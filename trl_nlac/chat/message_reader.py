@@ -42,10 +42,7 @@ def read_conversation(messages: Any) -> tuple[list[Message], list[int]]:
     Read messages as a conversation between a user and the assistant, who can call tools; see the table. The new
     messages have `role` and `content` (text), and where they have them `tool_calls` (with arguments as JSON text),
     `tool_call_id`, `name` and thoughts. Returned with them, for each message that was given: the index of the one that
-    it has become or is part of.
-
-    Raises:
-        ValueError: If they are none.
+    it has become or is part of. Raise a `ValueError` if they are none.
     """
     if (
         not isinstance(messages, list)
@@ -81,10 +78,8 @@ def read_conversation(messages: Any) -> tuple[list[Message], list[int]]:
 
 def read_question(messages: Any) -> list[Message]:
     """
-    Read messages that are to be answered, see [`read_conversation`].
-
-    Raises:
-        ValueError: If they are none: also, if they end with the assistant's, which would be an answer that has begun.
+    Read messages that are to be answered, see [`read_conversation`]. Raise a `ValueError` if they are none: also, if
+    they end with the assistant's, which would be an answer that has begun.
     """
     read, _ = read_conversation(messages)
     if read[-1]["role"] == "assistant":

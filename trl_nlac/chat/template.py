@@ -67,11 +67,9 @@ class ToolScaffold:
 
 class ChatTemplate:
     """
-    The scaffold of a chat template: the tokens around messages, learned from a few rendered conversations.
-
-    Raises:
-        ValueError: If the tokenizer has no chat template, or one under which earlier turns change as a conversation
-            grows.
+    The scaffold of a chat template: the tokens around messages, learned from a few rendered conversations. Raise a
+    `ValueError` if the tokenizer has no chat template, or one under which earlier turns change as a conversation
+    grows.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, kwargs: dict[str, Any]):
@@ -156,10 +154,7 @@ class ChatTemplate:
         """
         Cut an assistant's turn where its chain of thought and its content are, into what stands around them, after the
         opening of the turn, and those of them that the template shows in the turn. The last piece extends beyond its
-        end.
-
-        Raises:
-            ValueError: If the template cannot show the turn.
+        end. Raise a `ValueError` if the template cannot show the turn.
         """
         names = tuple(call["function"]["name"] for call in message.get("tool_calls") or [])
         if names and not self.calls_tools:

@@ -18,10 +18,7 @@ def load_processing_class(
 ) -> PreTrainedTokenizerBase | ProcessorMixin:
     """
     Load the tokenizer of a model, or the processor of a multimodal one, from `folder`. If it is `None`, it is that of
-    the model, or of the base model of an adapter.
-
-    Raises:
-        ValueError: If it cannot be loaded.
+    the model, or of the base model of an adapter. Raise a `ValueError` if it cannot be loaded.
     """
     name = folder or get_config_model_id(model.config)
     try:
@@ -34,11 +31,9 @@ def tokenizer_of(
     processing_class: PreTrainedTokenizerBase | ProcessorMixin, model: PreTrainedModel
 ) -> PreTrainedTokenizerBase:
     """
-    Return a tokenizer, or that of a processor, with a padding token that it and the model use.
-
-    Raises:
-        ValueError: If it has neither a padding nor an end-of-sequence token.
-        TypeError: If `processing_class` is neither a tokenizer nor a processor.
+    Return a tokenizer, or that of a processor, with a padding token that it and the model use. Raise a `ValueError` if
+    it has neither a padding nor an end-of-sequence token. Raise a `TypeError` if `processing_class` is neither a
+    tokenizer nor a processor.
     """
     if isinstance(processing_class, ProcessorMixin):
         processing_class = processing_class.tokenizer

@@ -159,10 +159,7 @@ def said(message: Message) -> tuple[str, str, str]:
 def results_in_order(calls: list[dict[str, Any]], results: list[Message]) -> list[Message]:
     """
     Put the results of tools in the order of their calls: by `tool_call_id`, or else by `name`, or as they stand where
-    they have neither.
-
-    Raises:
-        ValueError: If it is not clear which result answers which call.
+    they have neither. Raise a `ValueError` if it is not clear which result answers which call.
     """
     if len(results) != len(calls):
         raise ValueError(f"there are {len(results)} results of {len(calls)} tool calls")

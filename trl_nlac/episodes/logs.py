@@ -29,11 +29,8 @@ logger = logging.getLogger(__name__)
 def load_logs(path: str | Path) -> Dataset:
     """
     Load logs from a file of JSON lines, or of a JSON list, with every value as it stands there. `datasets` would guess
-    types: a date in an argument would become one, an absent key a null.
-
-    Raises:
-        ValueError: If the file is not in UTF-8 or in what its first bytes say, a line is not JSON, or rows are
-            malformed.
+    types: a date in an argument would become one, an absent key a null. Raise a `ValueError` if the file is not in
+    UTF-8 or in what its first bytes say, a line is not JSON, or rows are malformed.
     """
     data = Path(path).read_bytes()
     encoding = json.detect_encoding(data)
@@ -138,10 +135,8 @@ def episodes_from_logs(
 def offline_tasks(replay_dataset: Dataset | None, for_playing: dict[str, Any], world_size: int = 1) -> Dataset:
     """
     Make a row for each logged conversation, so that an epoch is as long as if they had been played. `for_playing` are
-    arguments that need an environment, by name; `None` where there is none.
-
-    Raises:
-        ValueError: If there are no logs, or fewer than processes, or an argument needs an environment.
+    arguments that need an environment, by name; `None` where there is none. Raise a `ValueError` if there are no logs,
+    or fewer than processes, or an argument needs an environment.
     """
     if replay_dataset is None or len(replay_dataset) == 0:
         raise ValueError(
@@ -187,10 +182,7 @@ def _warn_of_misspelt(columns: set[str]) -> None:
 def read_row(row: Any) -> dict[str, Any]:
     """
     Read a row of the columns of [`episodes_from_logs`], with its messages as
-    [`~chat.message_reader.read_conversation`] reads them.
-
-    Raises:
-        ValueError: If something is wrong with it.
+    [`~chat.message_reader.read_conversation`] reads them. Raise a `ValueError` if something is wrong with it.
     """
     if not isinstance(row, dict):
         raise ValueError("it is not an object with columns")

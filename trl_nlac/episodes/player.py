@@ -56,11 +56,8 @@ class Player:
     def play(self, tasks: list[dict[str, Any]], step: int, has_data: bool, is_last: bool) -> None:
         """
         Play tasks, then others until there is something to train on on every process, and store the episodes. `step`
-        is the number of optimizer steps before. A process that has data can train on what it has already.
-
-        Raises:
-            TrainingStopped: If too many environments fail or hang.
-            RuntimeError: If nothing can be played.
+        is the number of optimizer steps before. A process that has data can train on what it has already. Raise
+        [`TrainingStopped`] if too many environments fail or hang. Raise a `RuntimeError` if nothing can be played.
         """
         episodes: list[Episode] = []
         num_empty = 0
@@ -86,10 +83,7 @@ class Player:
     def settle(self, step: int) -> None:
         """
         Wait for the episodes that are played beside training, for a checkpoint that keeps them: they are stored when
-        they would be without it.
-
-        Raises:
-            BaseException: If some are lost, on all processes.
+        they would be without it. Raise a `BaseException` if some are lost, on all processes.
         """
         if self.rollouts.are_beside:
             self.wait(step, for_all=True)
@@ -97,10 +91,8 @@ class Player:
 
     def finish(self, step: int) -> None:
         """
-        Wait for the episodes that are played beside training, and store them. Nothing is under way then.
-
-        Raises:
-            BaseException: If some are lost, on all processes, with the others stored.
+        Wait for the episodes that are played beside training, and store them. Nothing is under way then. Raise a
+        `BaseException` if some are lost, on all processes, with the others stored.
         """
         if self.rollouts.are_beside and any(gather_object([self.rollouts.are_under_way])):
             self.wait(step, for_all=True)

@@ -146,10 +146,7 @@ class EnvironmentPool:
     def route(self, task: dict[str, Any]) -> tuple[str, dict[str, Any], list[dict[str, Any]]]:
         """
         Return the name of a task's environment, the keyword arguments for its `reset`, and the JSON schemas of its
-        tools.
-
-        Raises:
-            ValueError: If a task names an environment that does not exist.
+        tools. Raise a `ValueError` if a task names an environment that does not exist.
         """
         if not self._routed:
             owns_data = task == NO_TASK and not isinstance(self.example, ToolEnvironment)
@@ -177,9 +174,7 @@ class EnvironmentPool:
     def try_reset(self, task: dict[str, Any]) -> Any:
         """
         Reset an instance with a task, outside of any episode, and return what `reset` does. Raises what it raises.
-
-        Raises:
-            TimeoutError: If it takes longer than `timeout`.
+        Raise a `TimeoutError` if it takes longer than `timeout`.
         """
         name, keywords, _ = self.route(task)
         keywords = with_seed(keywords, 0) if name in self.seeded else keywords
@@ -236,10 +231,7 @@ class EnvironmentPool:
     def check_own(self, worker: EnvironmentWorker) -> None:
         """
         Check that nobody else has the instance of a worker: two episodes in one would be mixed. A factory can return
-        an instance again that was given up.
-
-        Raises:
-            ValueError: If another instance in use is the same object.
+        an instance again that was given up. Raise a `ValueError` if another instance in use is the same object.
         """
         if worker.environment is None:  # it could not be made
             return

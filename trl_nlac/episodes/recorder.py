@@ -92,11 +92,9 @@ class Recorder:
 
     def begin(self, observation: str | list[Message] | Opening) -> None:
         """
-        Open the conversation with the result of `reset`.
-
-        Raises:
-            MalformedResult: If that is neither text nor messages.
-            ValueError: If it is too long, even with shortened texts, or the chat template cannot show it.
+        Open the conversation with the result of `reset`. Raise [`MalformedResult`] if that is neither text nor
+        messages. Raise a `ValueError` if it is too long, even with shortened texts, or the chat template cannot show
+        it.
         """
         opening, limit = checked_opening(observation), self.max_prompt_length
         if opening.tools is not None:
@@ -138,10 +136,8 @@ class Recorder:
     def take(self, action: str, token_ids: list[int], observation: str, reward: float = 0.0, words: str = "") -> None:
         """
         Record an action as it stays in the conversation, and the observation that followed; and `words` of a user
-        after it, if it is the results of tools.
-
-        Raises:
-            ValueError: If the chat template cannot show words after them.
+        after it, if it is the results of tools. Raise a `ValueError` if the chat template cannot show words after
+        them.
         """
         if self.max_prompt_length is not None:
             whole, limit = (observation, words), self.max_prompt_length // (4 if words else 2)
@@ -281,11 +277,9 @@ class EpisodeRecorder:
 
     def act(self, action: str | None, text: str, token_ids: list[int], result: StepResult) -> None:
         """
-        Record an answer and its result, see [`Recorder.act`].
-
-        Raises:
-            MalformedResult: If the result belongs to a conversation that does not wait for it, or opens none.
-            ValueError: If it opens one that is too long, or the chat template cannot show it.
+        Record an answer and its result, see [`Recorder.act`]. Raise [`MalformedResult`] if the result belongs to a
+        conversation that does not wait for it, or opens none. Raise a `ValueError` if it opens one that is too long,
+        or the chat template cannot show it.
         """
         final_reward = 0.0
         if result.terminated:
@@ -360,10 +354,8 @@ class EpisodeRecorder:
 def checked_opening(observation: Any) -> Opening:
     """
     Check that the result of `reset` is text, messages that wait for an answer or an [`~environments.Opening`], and
-    return it as one: with messages as [`~chat.message_reader.read_question`] reads them.
-
-    Raises:
-        MalformedResult: If it is neither.
+    return it as one: with messages as [`~chat.message_reader.read_question`] reads them. Raise [`MalformedResult`] if
+    it is neither.
     """
     tools = observation.tools if isinstance(observation, Opening) else None
     observation = observation.messages if isinstance(observation, Opening) else observation

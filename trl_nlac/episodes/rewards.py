@@ -97,10 +97,8 @@ class RewardModel:
     Scores the conversation of an episode with a model that has one label, as [`~trl.GRPOTrainer`] does. Processes
     score their episodes alone, so each of them has the whole model. Where `device` is `None`, it computes where it is.
     The tokenizer, if it is loaded by the model's name or path, gets `revision` and `trust_remote_code` of
-    `init_kwargs`.
-
-    Raises:
-        ValueError: If the model or its tokenizer cannot be loaded, it has several labels, or it is sharded.
+    `init_kwargs`. Raise a `ValueError` if the model or its tokenizer cannot be loaded, it has several labels, or it is
+    sharded.
     """
 
     def __init__(
@@ -232,11 +230,8 @@ class EpisodeRewards:
         tasks: list[dict[str, Any]],
     ) -> list[Score]:
         """
-        Score each episode.
-
-        Raises:
-            EnvironmentFailure: If a function raises, returns something else than one reward for each episode, or logs
-                another number of values, or if the sum of an episode's rewards is not finite.
+        Score each episode. Raise [`EnvironmentFailure`] if a function raises, returns something else than one reward
+        for each episode, or logs another number of values, or if the sum of an episode's rewards is not finite.
         """
         names = {name: None for task in tasks for name in task if name not in ("prompt", "completion")}
         columns = {name: [task.get(name) for task in tasks] for name in names}

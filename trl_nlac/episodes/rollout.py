@@ -408,10 +408,8 @@ def policy_answer(actions: ActionFormat, answer: Answer) -> PolicyAnswer:
 def reset(environment: TextEnvironment, keywords: dict[str, Any]) -> Opening:
     """
     Call `reset` with copies of its keywords, check what it returns, and copy that. As [`step`] and [`final_reward`],
-    it runs in the thread of the environment, so that nothing that the environment returns can harm another one.
-
-    Raises:
-        MalformedResult: If it is neither text nor messages nor an [`~environments.Opening`].
+    it runs in the thread of the environment, so that nothing that the environment returns can harm another one. Raise
+    [`MalformedResult`] if it is neither text nor messages nor an [`~environments.Opening`].
     """
     return checked_opening(finish(environment.reset(**deepcopy(keywords))))
 

@@ -41,11 +41,9 @@ class EndpointEngine:
     """
     A model on a server that accepts prompts as tokens; all completions are requested at once. If the server has a
     single model, under whatever name, that one is used unless a `served_model_name` is given. The `tokenizer` is for
-    the answers of servers that do not return tokens; `client_kwargs` are arguments of `openai.AsyncOpenAI`.
-
-    Raises:
-        EndpointError: If no server answers, or something else.
-        ValueError: If it serves several models, but none with that name.
+    the answers of servers that do not return tokens; `client_kwargs` are arguments of `openai.AsyncOpenAI`. Raise
+    [`EndpointError`] if no server answers, or something else. Raise a `ValueError` if it serves several models, but
+    none with that name.
     """
 
     def __init__(

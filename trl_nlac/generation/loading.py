@@ -94,10 +94,7 @@ _NOT_READ = ("rank_pattern", "alpha_pattern", "lora_bias", "layer_replication", 
 def check_adapter(config: dict[str, Any]) -> None:
     """
     Check by an adapter's configuration that vLLM, which loads the base weights from the model's files and the adapter
-    as it is, has the same model.
-
-    Raises:
-        ValueError: If it would sample from another one.
+    as it is, has the same model. Raise a `ValueError` if it would sample from another one.
     """
     if config["peft_type"] != "LORA":
         raise ValueError(

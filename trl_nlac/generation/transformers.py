@@ -371,10 +371,7 @@ class _SeededChoice(LogitsProcessor):
 def _named_options(model: PreTrainedModel) -> Iterator[None]:
     """
     Name the options of a model's own generation_config.json where one cannot be used: transformers takes from there
-    what is not set here.
-
-    Raises:
-        ValueError: What transformers raised, with these options.
+    what is not set here. Raise `ValueError`: what transformers raised, with these options.
     """
     try:
         yield

@@ -73,10 +73,8 @@ class LoggedConversations:
 def find_outcome(row: dict[str, Any], name: str | None) -> float | None:
     """
     Find the outcome of a row: under a name, in which dots lead into structures, or under one of `OUTCOMES`, also of
-    the row's `metadata`. `None` if it has none.
-
-    Raises:
-        UnreadableError: If it is no outcome, or there are several that differ.
+    the row's `metadata`. `None` if it has none. Raise [`UnreadableError`] if it is no outcome, or there are several
+    that differ.
     """
     if name is not None:
         return read_outcome(_at(row, name))

@@ -42,10 +42,8 @@ TOO_LONG = "prompts/too_long_ratio"
 class Roles:
     """
     Ask the model for answers in its roles, in batches, and parse them. Where the generator is concurrent, threads can
-    ask at the same time. Every action must match `action_regex`, which works only with vLLM.
-
-    Raises:
-        ValueError: If the chat template does not support an option.
+    ask at the same time. Every action must match `action_regex`, which works only with vLLM. Raise a `ValueError` if
+    the chat template does not support an option.
     """
 
     def __init__(
@@ -76,10 +74,8 @@ class Roles:
 
     def check_generation(self, model: nn.Module) -> None:
         """
-        Sample a token as each role does: generators look at most of `generation_kwargs` only then.
-
-        Raises:
-            ValueError: If the generator cannot use them. Other errors, as of a lost server, stay what they are.
+        Sample a token as each role does: generators look at most of `generation_kwargs` only then. Raise a
+        `ValueError` if the generator cannot use them. Other errors, as of a lost server, stay what they are.
         """
         prompt = self.builder.opened(Prompt.of(self.chat.start([{"role": "user", "content": "?"}]))).ids
         try:

@@ -74,10 +74,8 @@ class KeptWeights:
     @torch.no_grad()
     def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
         """
-        Load a state of [`~KeptWeights.state_dict`].
-
-        Raises:
-            ValueError: If `state` belongs to other parameters, or to other shards of them.
+        Load a state of [`~KeptWeights.state_dict`]. Raise a `ValueError` if `state` belongs to other parameters, or to
+        other shards of them.
         """
         shapes = {name: values.shape for name, values in self._values.items()}
         if shapes != {name: values.shape for name, values in state.items()}:

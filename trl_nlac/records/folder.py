@@ -87,10 +87,8 @@ def set_aside(run: str | Path, step: int, recorded: int, with_model: bool = Fals
     """
     Move what belongs to steps of a run after `step`, that of the checkpoint which it resumes from, into a new folder
     in its folder `_superseded`: checkpoints, logs, evaluations, `with_model` a model that is saved in the folder, and
-    records of training after the step `recorded`, since the checkpoint has their rows.
-
-    Raises:
-        RunRefused: If the folder has links out of it.
+    records of training after the step `recorded`, since the checkpoint has their rows. Raise [`RunRefused`] if the
+    folder has links out of it.
     """
     run = Path(run)
     refuse_links(run)

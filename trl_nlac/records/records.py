@@ -65,10 +65,8 @@ class Records:
 
     def add_function_metric(self, name: str, value: float) -> None:
         """
-        Add a value that a user's function logs, in any thread.
-
-        Raises:
-            TypeError, ValueError: If it is no number, or the name is one of the trainer's own.
+        Add a value that a user's function logs, in any thread. Raise `TypeError` or `ValueError` if it is no number,
+        or the name is one of the trainer's own.
         """
         name = str(name)
         if name in _OWN_NAMES or name.startswith(_OWN_GROUPS):

@@ -53,11 +53,8 @@ def named(argument: str) -> Iterator[None]:
 
 def check_arguments(arguments: dict[str, Any]) -> None:
     """
-    Check the arguments of [`NLACTrainer`], by name.
-
-    Raises:
-        ValueError: If there is a `rollout_func`.
-        TypeError: If one has another type, or was given in the place that it has in [`~trl.GRPOTrainer`].
+    Check the arguments of [`NLACTrainer`], by name. Raise a `ValueError` if there is a `rollout_func`. Raise a
+    `TypeError` if one has another type, or was given in the place that it has in [`~trl.GRPOTrainer`].
     """
     if arguments["rollout_func"] is not None:
         raise ValueError(
@@ -130,10 +127,8 @@ def check_tasks(
 ) -> None:
     """
     Check datasets of tasks. Those of `train_dataset` are stored in the replay buffer, as JSON. `check_task` raises a
-    `ValueError` if a row does not fit its environment; it is called with the first row of each dataset.
-
-    Raises:
-        ValueError: If a dataset is empty, has a column that JSON cannot hold, or has a row that does not fit.
+    `ValueError` if a row does not fit its environment; it is called with the first row of each dataset. Raise a
+    `ValueError` if a dataset is empty, has a column that JSON cannot hold, or has a row that does not fit.
     """
     several = eval_dataset if isinstance(eval_dataset, dict) else {}
     datasets = {"`train_dataset`": train_dataset, "`eval_dataset`": None if several else eval_dataset}

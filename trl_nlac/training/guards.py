@@ -41,10 +41,7 @@ class IdleMonitor:
     def check(self, causes: list[str]) -> None:
         """
         Warn of a loss that had no example for so long as of this iteration, and of the causes why answers cannot be
-        read.
-
-        Raises:
-            TrainingStopped: If no loss had one.
+        read. Raise [`TrainingStopped`] if no loss had one.
         """
         why = " ".join(causes) or "See the format rates in the log."
         if self.is_exceeded:
@@ -105,11 +102,9 @@ class LossGuard:
     ) -> tuple[MicroBatch, torch.Tensor]:
         """
         Compute finite losses of a batch, `(B,)`, and return the batch that they are of. If some are not finite on any
-        process, the model runs again on all processes without those examples.
-
-        Raises:
-            TrainingStopped: If examples were dropped from too many micro-batches in a row.
-            RuntimeError: If losses are not finite even without them.
+        process, the model runs again on all processes without those examples. Raise [`TrainingStopped`] if examples
+        were dropped from too many micro-batches in a row. Raise a `RuntimeError` if losses are not finite even without
+        them.
         """
         losses = compute(batch)
         dropped = ~losses.detach().isfinite()

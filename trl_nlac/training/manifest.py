@@ -40,11 +40,9 @@ def write_manifest(checkpoint: Path) -> None:
 
 def check_manifest(checkpoint: Path) -> None:
     """
-    Compare the files of a checkpoint with its manifest. Files that it does not name are left alone.
-
-    Raises:
-        RunRefused: If files are missing or damaged, the manifest among them; the message names them, and the
-            checkpoint before this one.
+    Compare the files of a checkpoint with its manifest. Files that it does not name are left alone. Raise
+    [`RunRefused`] if files are missing or damaged, the manifest among them; the message names them, and the checkpoint
+    before this one.
     """
     path = checkpoint / MANIFEST
     if not path.is_file():
@@ -71,10 +69,8 @@ def check_manifest(checkpoint: Path) -> None:
 def named_in_errors(checkpoint: str | Path | None, is_over: Callable[[], bool] = lambda: False) -> Iterator[None]:
     """
     Refuse a checkpoint, if there is one, of which something cannot be read, until `is_over`: files can be as the
-    manifest says and odd all the same, and libraries do not say of which checkpoint they are.
-
-    Raises:
-        RunRefused: What a library raised, with the checkpoint.
+    manifest says and odd all the same, and libraries do not say of which checkpoint they are. Raise [`RunRefused`]:
+    what a library raised, with the checkpoint.
     """
     try:
         yield

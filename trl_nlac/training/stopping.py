@@ -22,11 +22,8 @@ _NOTE = (
 
 def stop_at_once(number: int, frame: FrameType | None = None) -> None:
     """
-    Handle a signal: end the program so that all `finally` blocks run.
-
-    Raises:
-        KeyboardInterrupt: For SIGINT.
-        SystemExit: For others, with 128 plus the number of the signal.
+    Handle a signal: end the program so that all `finally` blocks run. Raise `KeyboardInterrupt` for SIGINT. Raise
+    `SystemExit` for others, with 128 plus the number of the signal.
     """
     if number == signal.SIGINT:
         raise KeyboardInterrupt

@@ -108,11 +108,8 @@ class ServerEngine(VLLMGeneration):
 
     def _from_main(self, get: Callable[[], T]) -> T:
         """
-        Return on all processes what the main one gets.
-
-        Raises:
-            Exception: What the main process met, there.
-            RuntimeError: The same on the others, which would wait for it otherwise.
+        Return on all processes what the main one gets. Raise `Exception`: what the main process met, there. Raise
+        `RuntimeError`: the same on the others, which would wait for it otherwise.
         """
         value, error = None, None
         if self.accelerator.is_main_process:
