@@ -57,11 +57,7 @@ def refuse_link(path: Path) -> None:
 
 
 def refuse_links(folder: str | Path) -> None:
-    """
-    Look for links in a folder before anything is written into it, by libraries that follow them, too. In checkpoints
-    nothing is written, so these can have links, or be some. Raise [`RunRefused`] if there is one that leads out of the
-    folder.
-    """
+    """Raise [`RunRefused`] if a link leads out of a folder into which libraries write; checkpoints can have them."""
     inside = os.path.realpath(folder) + os.sep
     for parent, folders, files in os.walk(folder):
         folders[:] = [name for name in folders if not name.startswith("checkpoint-")]

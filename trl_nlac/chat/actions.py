@@ -52,10 +52,7 @@ def parse_react(text: str) -> str | None:
 
 
 def parse_plain(text: str) -> str | None:
-    """
-    Parse an answer without a thought, as an environment may ask for it: what follows `Action:`, or, without any tag,
-    the whole text. `None` if there is a thought.
-    """
+    """Parse an answer without a thought: what follows `Action:`, or, without any tag, all of it; else `None`."""
     if _THOUGHT.search(text):
         return None
     return parse_react(f"Thought: none\n{text}") if any(tag.search(text) for tag in _TAGS) else parse_text(text)

@@ -94,18 +94,12 @@ class ChatEncoder:
         return self.reply(last_id, words) if replies else []
 
     def reply(self, last_id: int, content: str) -> list[int]:
-        """
-        Encode the user's message after an assistant's turn, up to the assistant's next answer. If the turn was cut
-        off, so that its `last_id` is another one, its end-of-turn token comes first.
-        """
+        """Encode the user's message after an assistant's turn, which is ended if its `last_id` does not end it."""
         scaffold = Scaffold(self.template.user_header, [self.template.opening])
         return self._end(last_id) + self._join(scaffold, [content])
 
     def results(self, last_id: int, contents: list[str], tools: tuple[str, ...], words: str = "") -> list[int]:
-        """
-        Encode the results of the `tools` that an assistant's turn called, in place of a user's message; or before it,
-        if a user has said `words` after them.
-        """
+        """Encode results of the `tools` that a turn called, in place of a user's message, or before its `words`."""
         around = self.template.tool_scaffold(tools, bool(words))
         if around.as_json:
             contents = [json.dumps(content, ensure_ascii=False) for content in contents]
@@ -121,10 +115,7 @@ class ChatEncoder:
         return [*self.template.header, *self._encode(message["content"].strip()), self.end_of_turn_id]
 
     def completion(self, message: str | Message) -> list[int]:
-        """
-        Encode an assistant's turn as if the model had sampled it after the prefill: with a chain of thought if the
-        message has one and the template keeps it. Raise a `ValueError` if the template cannot show it.
-        """
+        """Encode a turn as if sampled after the prefill; raise a `ValueError` if the template cannot show it."""
         message, template = _from_assistant(message), self.template
         turn, number = self.past_turn(message), len(self.prefill)
         if not message.get("tool_calls"):
@@ -246,10 +237,7 @@ class ChatEncoder:
         return format_tool_calls(calls)
 
     def _is_exact(self, calls: list[tuple[str, dict[str, Any]]], token_ids: list[int]) -> bool:
-        """
-        Whether calls that were read in an answer would be written as in it, where values stand in markup as they are:
-        with the same texts in the same places, and nothing between them that was not read.
-        """
+        """Whether read calls would be written as they stand in the answer, with nothing between them left unread."""
         pattern = self.template.value_pattern
         if pattern is None:
             return True

@@ -25,10 +25,7 @@ def format_tool_calls(calls: list[tuple[str, dict[str, Any]]]) -> str:
 
 
 def is_writable(calls: list[tuple[str, dict[str, Any]]]) -> bool:
-    """
-    Whether calls can be written as JSON in Unicode, and everything that handles them can follow their nesting: neither
-    infinite numbers, nor half characters, nor more than `MAX_NESTING` containers in one another.
-    """
+    """Whether calls can be JSON in Unicode, without infinite numbers, and not nested beyond `MAX_NESTING`."""
     containers, depth = [calls], 0
     while containers:
         items = [item for one in containers for item in (one.values() if isinstance(one, dict) else one)]
@@ -75,10 +72,7 @@ def call_message(calls: list[tuple[str, dict[str, Any]]], content: str = "") -> 
 
 
 def read_call(call: Any) -> tuple[str, dict[str, Any]] | None:
-    """
-    Read name and arguments of a call in a message: of OpenAI's form, in which arguments are JSON text, or of chat
-    templates, in which they are an object. `None` if it cannot be read.
-    """
+    """Read name and arguments of a call of OpenAI's form (JSON text) or of chat templates (an object), or `None`."""
     function = _function_of(call)
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
         return None

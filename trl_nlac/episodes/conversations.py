@@ -149,10 +149,7 @@ def write_json_lines(rows: Iterable[dict[str, Any]], path: Path) -> None:
 
 
 def as_json(message: Message) -> str:
-    """
-    Write a message as JSON that `datasets` reads back as it is. Raise a `ValueError` if there is none: of a date, for
-    example, or of a number with more digits than it keeps.
-    """
+    """Write a message as JSON that `datasets` reads back as it is; raise a `ValueError` if there is none."""
     try:
         text = json.dumps(message, ensure_ascii=False)
         text.encode()

@@ -180,10 +180,7 @@ def _warn_of_misspelt(columns: set[str]) -> None:
 
 
 def read_row(row: Any) -> dict[str, Any]:
-    """
-    Read a row of the columns of [`episodes_from_logs`], with its messages as
-    [`~chat.message_reader.read_conversation`] reads them. Raise a `ValueError` if something is wrong with it.
-    """
+    """Read a row of the columns of [`episodes_from_logs`]; raise a `ValueError` if something is wrong with it."""
     if not isinstance(row, dict):
         raise ValueError("it is not an object with columns")
     messages, places = read_conversation(row.get("messages"))

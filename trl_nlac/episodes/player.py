@@ -81,19 +81,13 @@ class Player:
         self.store(episodes)
 
     def settle(self, step: int) -> None:
-        """
-        Wait for the episodes that are played beside training, for a checkpoint that keeps them: they are stored when
-        they would be without it. Raise a `BaseException` if some are lost, on all processes.
-        """
+        """Store what is played beside training, for a checkpoint; raise on all processes if some are lost."""
         if self.rollouts.are_beside:
             self.wait(step, for_all=True)
             raise_on_all(self.rollouts.lost)
 
     def finish(self, step: int) -> None:
-        """
-        Wait for the episodes that are played beside training, and store them. Nothing is under way then. Raise a
-        `BaseException` if some are lost, on all processes, with the others stored.
-        """
+        """Store all that is played beside training; then raise on all processes if some are lost."""
         if self.rollouts.are_beside and any(gather_object([self.rollouts.are_under_way])):
             self.wait(step, for_all=True)
             episodes = self.rollouts.take()

@@ -144,10 +144,7 @@ class EnvironmentPool:
         return ", ".join(self._factories) if self._routed else type(self.example.unwrapped).__name__
 
     def route(self, task: dict[str, Any]) -> tuple[str, dict[str, Any], list[dict[str, Any]]]:
-        """
-        Return the name of a task's environment, the keyword arguments for its `reset`, and the JSON schemas of its
-        tools. Raise a `ValueError` if a task names an environment that does not exist.
-        """
+        """Return a task's environment (its name), arguments of `reset`, and tools; a `ValueError` if it has none."""
         if not self._routed:
             owns_data = task == NO_TASK and not isinstance(self.example, ToolEnvironment)
             return "", {} if owns_data else task, self._schemas[""]
@@ -172,10 +169,7 @@ class EnvironmentPool:
             raise ValueError(f"`reset` of {type(example.unwrapped).__name__} does not take these: {error}.") from error
 
     def try_reset(self, task: dict[str, Any]) -> Any:
-        """
-        Reset an instance with a task, outside of any episode, and return what `reset` does. Raises what it raises.
-        Raise a `TimeoutError` if it takes longer than `timeout`.
-        """
+        """Reset an instance with a task outside of episodes; raises what it raises, or a `TimeoutError`."""
         name, keywords, _ = self.route(task)
         keywords = with_seed(keywords, 0) if name in self.seeded else keywords
         with self.lend(name) as worker:
@@ -229,10 +223,7 @@ class EnvironmentPool:
                 self.discard(workers.pop())
 
     def check_own(self, worker: EnvironmentWorker) -> None:
-        """
-        Check that nobody else has the instance of a worker: two episodes in one would be mixed. A factory can return
-        an instance again that was given up. Raise a `ValueError` if another instance in use is the same object.
-        """
+        """Raise a `ValueError` if a worker's instance, which a factory may return again, is another one's in use."""
         if worker.environment is None:  # it could not be made
             return
         instance = worker.environment.unwrapped

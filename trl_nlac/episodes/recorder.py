@@ -205,10 +205,7 @@ class Recorder:
         self.turns[-1] = replace(self.turns[-1], reward=self.turns[-1].reward + reward)
 
     def fail(self, kind: str, error: BaseException) -> None:
-        """
-        Truncate the episode because the environment failed. An action whose consequence or final score is unknown is
-        dropped, and nothing is rewarded after it.
-        """
+        """Truncate the episode, without an action of unknown consequence or score: the environment failed."""
         if self.terminated and self.turns:  # without turns: a conversation that had just begun when the episode ended
             self.turns.pop()
         self.terminated, self.truncated = False, True

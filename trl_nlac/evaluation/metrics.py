@@ -142,10 +142,7 @@ def eval_name(metric: str) -> str:
 
 
 def why_not_comparable(metrics: dict[str, float], metric: str, max_failure_rate: float) -> str | None:
-    """
-    Explain, for a warning, why the results of an evaluation on all its datasets say nothing about the model, if so.
-    They would be compared by `metric`, which names the dataset if there are several.
-    """
+    """Explain, for a warning, why results by `metric` on all datasets of an evaluation say nothing, if so."""
     failure_rate = "environment/failure_rate"
     evaluated = [name.removesuffix(failure_rate) for name in metrics if name.endswith(failure_rate)]
     named = [dataset for dataset in evaluated if eval_name(metric).startswith(dataset)]

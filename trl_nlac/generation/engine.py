@@ -177,10 +177,7 @@ def forced(token_id: int) -> dict[str, Any]:
 
 
 def cache_shortage(sequences: list[list[int]], room: int, utilization: float, sleeps: bool) -> str | None:
-    """
-    Explain, for a warning, that an engine's key/value cache, with `room` for so many tokens, cannot keep the prompts
-    and answers of a batch; `None` if it can. What they begin with in common is kept once.
-    """
+    """Say, for a warning, why a key/value cache with `room` for so many tokens is too small for a batch."""
     if sum(map(len, sequences)) <= room:
         return None
     needed, before = 0, np.empty(0, dtype=np.int64)

@@ -92,10 +92,7 @@ _NOT_READ = ("rank_pattern", "alpha_pattern", "lora_bias", "layer_replication", 
 
 
 def check_adapter(config: dict[str, Any]) -> None:
-    """
-    Check by an adapter's configuration that vLLM, which loads the base weights from the model's files and the adapter
-    as it is, has the same model. Raise a `ValueError` if it would sample from another one.
-    """
+    """Raise a `ValueError` if vLLM would sample from another model than that of the adapter."""
     if config["peft_type"] != "LORA":
         raise ValueError(
             f"vLLM serves adapters of the type LoRA, and `peft_type` of this one is {config['peft_type']}. Train a "

@@ -304,10 +304,7 @@ class _FiniteScores(LogitsProcessor):
 
 
 def _cumulative_probabilities(scores: torch.Tensor) -> torch.Tensor:
-    """
-    Sum the probabilities of scores over the vocabulary, as whole numbers, (B, V): sums of floats depend on their order
-    on a GPU, where `full_determinism` refuses them.
-    """
+    """Sum probabilities of scores as whole numbers, (B, V): sums of floats depend on their order on a GPU."""
     return (scores.float().softmax(-1) * _WHOLE).long().cumsum(-1)
 
 
@@ -369,10 +366,7 @@ class _SeededChoice(LogitsProcessor):
 
 @contextmanager
 def _named_options(model: PreTrainedModel) -> Iterator[None]:
-    """
-    Name the options of a model's own generation_config.json where one cannot be used: transformers takes from there
-    what is not set here. Raise `ValueError`: what transformers raised, with these options.
-    """
+    """Name the options of a model's own generation_config.json in the `ValueError` that transformers raises."""
     try:
         yield
     except (ValueError, TypeError, LookupError, AttributeError) as error:

@@ -73,10 +73,7 @@ class Roles:
         self.tally = Tally()
 
     def check_generation(self, model: nn.Module) -> None:
-        """
-        Sample a token as each role does: generators look at most of `generation_kwargs` only then. Raise a
-        `ValueError` if the generator cannot use them. Other errors, as of a lost server, stay what they are.
-        """
+        """Sample a token as each role does: only then are most options looked at. A `ValueError` if one is bad."""
         prompt = self.builder.opened(Prompt.of(self.chat.start([{"role": "user", "content": "?"}]))).ids
         try:
             with self.generator.session(model):

@@ -64,10 +64,7 @@ class Records:
         self.seconds[phase] += time.perf_counter() - start
 
     def add_function_metric(self, name: str, value: float) -> None:
-        """
-        Add a value that a user's function logs, in any thread. Raise `TypeError` or `ValueError` if it is no number,
-        or the name is one of the trainer's own.
-        """
+        """Add a value that a function logs, in any thread; a `TypeError` or `ValueError` if it cannot be."""
         name = str(name)
         if name in _OWN_NAMES or name.startswith(_OWN_GROUPS):
             raise ValueError(

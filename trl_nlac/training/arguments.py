@@ -52,10 +52,7 @@ def named(argument: str) -> Iterator[None]:
 
 
 def check_arguments(arguments: dict[str, Any]) -> None:
-    """
-    Check the arguments of [`NLACTrainer`], by name. Raise a `ValueError` if there is a `rollout_func`. Raise a
-    `TypeError` if one has another type, or was given in the place that it has in [`~trl.GRPOTrainer`].
-    """
+    """Raise a `ValueError` for a `rollout_func`; a `TypeError` for other types, or for places as in GRPOTrainer."""
     if arguments["rollout_func"] is not None:
         raise ValueError(
             "`rollout_func` is not taken: it returns tokens and log-probabilities, and this trainer plays by itself. "

@@ -39,10 +39,7 @@ class IdleMonitor:
         return min(self.num_iterations.values(), default=-1) >= MAX_IDLE_ITERATIONS
 
     def check(self, causes: list[str]) -> None:
-        """
-        Warn of a loss that had no example for so long as of this iteration, and of the causes why answers cannot be
-        read. Raise [`TrainingStopped`] if no loss had one.
-        """
+        """Warn of a loss without examples for so long, and of its causes; raise [`TrainingStopped`] if it is both."""
         why = " ".join(causes) or "See the format rates in the log."
         if self.is_exceeded:
             number = min(self.num_iterations.values())

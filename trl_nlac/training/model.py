@@ -100,10 +100,7 @@ def warn_of_replaced_optimizer(optim: str, deepspeed_config: dict[str, Any]) -> 
 
 
 def choose_aux_loss(args: NLACConfig, model: "PreTrainedModel | PeftModel") -> None:
-    """
-    Set `router_aux_loss_coef`, if it is open, to that of the model's configuration, and to 0 for models without a
-    mixture of experts. Raise a `ValueError` if there is a coefficient, and the model has no such loss.
-    """
+    """Set an open `router_aux_loss_coef` to the configuration's; a `ValueError` where the model has no such loss."""
     base, coefficient = model.get_base_model() if is_peft_model(model) else model, args.router_aux_loss_coef
     if "output_router_logits" in signature(base.forward).parameters:
         if coefficient is None:
@@ -140,10 +137,7 @@ def load_by_name(
 
 
 def adapter_config(name: str, revision: str | None = None) -> "PeftConfig | None":
-    """
-    Return the configuration of an adapter that was saved, in a folder or on the Hub, and `None` if the name is that of
-    a whole model. Raise a `ValueError` if it is an adapter, and a revision other than "main" is asked for.
-    """
+    """Return a saved adapter's configuration, `None` of a whole model; a `ValueError` for another revision."""
     if not is_adapter(name):
         return None
     if revision not in (None, "main"):  # "main" is the default of `--model_revision`

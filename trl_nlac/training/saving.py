@@ -190,10 +190,7 @@ def _publish(written: Path, checkpoint: Path) -> None:
 
 
 def _delete_oldest(run_dir: Path, limit: int, newest: Path, best: str | None) -> None:
-    """
-    Delete checkpoints of the first steps beyond the limit, except the newest and the best one. They are renamed first,
-    so that a process that is killed meanwhile leaves no incomplete checkpoint.
-    """
+    """Rename, then delete checkpoints of the first steps beyond the limit, but for the newest and the best."""
     kept = {newest, *([Path(best)] if best else [])}
     found = [Path(path) for path in sort_checkpoints(str(run_dir), PREFIX_CHECKPOINT_DIR)]
     number = len(found) - max(limit, len(kept)) if limit > 0 else 0

@@ -21,10 +21,7 @@ _NOTE = (
 
 
 def stop_at_once(number: int, frame: FrameType | None = None) -> None:
-    """
-    Handle a signal: end the program so that all `finally` blocks run. Raise `KeyboardInterrupt` for SIGINT. Raise
-    `SystemExit` for others, with 128 plus the number of the signal.
-    """
+    """Handle a signal by an error, so that all `finally` run: `KeyboardInterrupt` for SIGINT, or `SystemExit`."""
     if number == signal.SIGINT:
         raise KeyboardInterrupt
     sys.exit(128 + number)

@@ -107,10 +107,7 @@ class ServerEngine(VLLMGeneration):
         self.accelerator.wait_for_everyone()
 
     def _from_main(self, get: Callable[[], T]) -> T:
-        """
-        Return on all processes what the main one gets. Raise `Exception`: what the main process met, there. Raise
-        `RuntimeError`: the same on the others, which would wait for it otherwise.
-        """
+        """Return on all processes what the main one gets; raise its error there, and a `RuntimeError` elsewhere."""
         value, error = None, None
         if self.accelerator.is_main_process:
             try:
