@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from datasets import Dataset
 
 from benchmarks.learning.guess_the_number import REFERENCES, GuessTheNumberEnvironment
+from benchmarks.relay.house import RelayHouse
 from benchmarks.tiny_models.guess_the_number_dialogues import MAX_ACTIONS
 from benchmarks.tiny_models.samples import GUESS_THE_NUMBER_PROMPTS, make_role_samples
 from trl_nlac import NLACPrompts
@@ -24,7 +25,6 @@ from trl_nlac.environments.embedded import (
     make_tasks,
 )
 from trl_nlac.environments.embedded.names import CUSTOMERS, HELD_OUT_CUSTOMERS
-from trl_nlac.environments.embedded.relay import RelayHouse
 from trl_nlac.environments.embedded.service_desk import format_call
 
 

@@ -8,7 +8,6 @@ from datasets import Dataset
 
 from ...episodes.text_environment import TextEnvironment
 from ...prompts import NLACPrompts
-from .relay import RelayHouse
 from .rooms import RoomsEnvironment, RoomsWorld
 from .service_desk import ServiceDesk, ServiceDeskEnvironment
 from .support_desk import SupportDesk, SupportDeskEnvironment
@@ -53,23 +52,18 @@ World = RoomsWorld | ServiceDesk | SupportDesk
 def make_tasks(world: str, seed: int, variant: str = "told") -> tuple[World, Dataset]:
     """
     Make an instance of an embedded task that no embedded model has seen, and a dataset with one row for each start.
-    The world is `"rooms"`, `"relay"` (a house of floors, with a row for each room), `"service_desk"`, whose `variant`
-    is one of `service_desk.VARIANTS`, or `"support_desk"`.
+    The world is `"rooms"`, `"service_desk"`, whose `variant` is one of `service_desk.VARIANTS`, or `"support_desk"`.
     """
     if world == "rooms":
         instance = RoomsWorld.from_seed(seed)
         return instance, Dataset.from_dict({"start": instance.rooms})
-    if world == "relay":
-        instance = RelayHouse.from_seed(seed)
-        floors = range(1, instance.horizon + 1)
-        return instance, Dataset.from_list([task for floor in floors for task in instance.tasks(floor)])
     if world == "service_desk":
         instance = ServiceDesk.from_seed(seed, variant=variant)
         return instance, Dataset.from_dict({"request": instance.requests})
     if world == "support_desk":
         instance = SupportDesk.from_seed(seed)
         return instance, Dataset.from_dict({"request": instance.requests})
-    raise ValueError(f"`world` must be 'rooms', 'relay', 'service_desk' or 'support_desk', got {world!r}.")
+    raise ValueError(f"`world` must be 'rooms', 'service_desk' or 'support_desk', got {world!r}.")
 
 
 def make_environment(instance: World, action_format: str = "text") -> TextEnvironment:

@@ -14,8 +14,8 @@ import random
 from dataclasses import dataclass, field
 from typing import Any
 
-from .names import ROOMS_OF_NEW_WORLDS
-from .rooms import DOORS, TREASURE, RoomsEnvironment, RoomsWorld
+from trl_nlac.environments.embedded.names import ROOMS_OF_NEW_WORLDS
+from trl_nlac.environments.embedded.rooms import DOORS, TREASURE, RoomsEnvironment, RoomsWorld
 
 
 @dataclass
