@@ -111,12 +111,9 @@ class Guard:
 
 def outcomes(decisions: Sequence[str], failures: Sequence[bool]) -> dict[str, float]:
     """
-    Measure a guard on logged actions.
-
-    Returns:
-        `dict[str, float]`: `recall`, the share of the actions of failures that are blocked; `false_blocks`, that of
-        successes; `abstained`, the share of all; and `recall_of_decided`, `false_blocks_of_decided`, the same shares
-        without those on which it abstains.
+    Measure a guard on logged actions: `recall`, the share of the actions of failures that are blocked; `false_blocks`,
+    that of successes; `abstained`, the share of all; and the same shares `_of_decided`, without those on which it
+    abstains.
     """
     pairs = list(zip(decisions, failures, strict=True))
     decided = [pair for pair in pairs if pair[0] != "abstain"]

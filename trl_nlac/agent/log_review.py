@@ -120,12 +120,9 @@ def critic_metrics(
     judged: list[tuple[int, int, Judgement | None, Episode]], success_threshold: float
 ) -> dict[str, float]:
     """
-    Measure how well verdicts agree with outcomes.
-
-    Returns:
-        `dict[str, float]`: `steps`, the number judged, `readable`, the share of critiques in their format, `brier` and
-        `auroc` of the verdict scores, `agreement`, the share of verdicts that are as the outcome, and
-        `agreement_of_last_steps`, the same of the last steps of conversations.
+    Measure how well verdicts agree with outcomes: `steps`, the number judged, `readable`, the share of critiques in
+    their format, `brier` and `auroc` of the verdict scores, `agreement`, the share of verdicts that are as the
+    outcome, and `agreement_of_last_steps`, the same of the last steps of conversations.
     """
     known = [
         (judgement, float(episode.score >= success_threshold), t == len(episode.turns) - 1)

@@ -32,25 +32,11 @@ class MalformedResult(TypeError):
 
 class Recorder:
     """
-    Record one episode as it happens, in tokens that are never encoded twice.
-
-    Args:
-        actions ([`~chat.actions.ActionFormat`]):
-            The format of actions.
-        prompts ([`NLACPrompts`]):
-            The prompts; here those of the policy.
-        task (`dict[str, Any]`):
-            Row of the dataset.
-        tool_schemas (`list[dict[str, Any]]`, *optional*):
-            JSON schemas of the tools that actions can call.
-        max_prompt_length (`int`, *optional*):
-            Maximum number of tokens of a state. A longer history is cut: the opening of the conversation and the
-            newest turns stay. An observation of more than half of it is shortened before anything sees it, and so is a
-            task that does not fit.
-
-    Attributes:
-        num_shortened (`int`):
-            Number of texts of the environment that were shortened.
+    Record one episode as it happens, in tokens that are never encoded twice: of the task, which is a row of the
+    dataset, with the tools that actions can call, and with the `prompts` of the policy. A history of more than
+    `max_prompt_length` tokens is cut: the opening of the conversation and the newest turns stay. An observation of
+    more than half of it is shortened before anything sees it, and so is a task that does not fit; `num_shortened`
+    counts them.
     """
 
     def __init__(

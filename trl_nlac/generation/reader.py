@@ -141,11 +141,8 @@ def shared_beginnings(readings: list[Reading]) -> list[Reading]:
 def plan(numbers: list[int]) -> tuple[int, int]:
     """
     Plan how to read sequences of which these numbers of tokens are unread. A call reads the same number of tokens of
-    several sequences, so much longer ones are read in calls before, up to what is then read of all.
-
-    Returns:
-        `tuple[int, int]`: number of tokens of each sequence that the last call reads, and the cost of all calls, in
-        tokens.
+    several sequences, so much longer ones are read in calls before, up to what is then read of all. Return the number
+    that the last call reads of each, and the cost of all calls, in tokens.
     """
     numbers = sorted(numbers)
     heights = sorted({0, *numbers})

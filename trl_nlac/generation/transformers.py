@@ -47,24 +47,13 @@ _WHOLE = 2**40  # of a probability of 1
 
 class TransformersGenerator:
     """
-    Sample with [`~transformers.GenerationMixin.generate`]: batches of similar length, left padding, key/value cache.
-    What the model has read is kept until the end of a session, so that it reads a prefix once.
-
-    Args:
-        accelerator ([`~accelerate.Accelerator`], *optional*):
-            Unwraps the model. If `None`, nothing wraps it.
-        batch_size (`int`):
-            Largest number of sequences in one call.
-        gradient_checkpointing_kwargs (`dict[str, Any]`, *optional*):
-            Arguments with which gradient checkpointing is enabled again after a session.
-        gathers (`bool`, *optional*, defaults to `True`):
-            Whether each process holds the whole model during a session. Otherwise sharded weights stay sharded, each
-            forward pass gathers them, and processes must generate together, see [`~generation.joint.JointGenerator`].
-        prefix_cache_memory (`float`, *optional*, defaults to `4.0`):
-            Largest size of what is kept, in GiB. With 0 every prompt is read whole.
-        keeps_prefixes (`bool`, *optional*, defaults to `False`):
-            Whether what was read is also kept from one session to the next, until the weights are other ones. For a
-            model that is not trained.
+    Sample with [`~transformers.GenerationMixin.generate`]: batches of similar length, at most `batch_size`, left
+    padding, key/value cache. Up to `prefix_cache_memory` GiB of what the model has read are kept until the end of a
+    session, so that it reads a prefix once; if it `keeps_prefixes` (of a model that is not trained), until the weights
+    are other ones. Where the generator `gathers`, each process holds the whole model during a session. Otherwise
+    sharded weights stay sharded, each forward pass gathers them, and processes must generate together, see
+    [`~generation.joint.JointGenerator`]. With `gradient_checkpointing_kwargs` gradient checkpointing is enabled again
+    after a session.
     """
 
     is_concurrent = False

@@ -19,24 +19,13 @@ def bellman_targets(roles: Roles, transitions: list[Transition], bootstrap: str)
 
 def backup_questions(roles: Roles, transitions: list[Transition], bootstrap: str) -> list[Prompt | None]:
     """
-    Ask the backup about observed steps. Call it with the target weights. A terminated step is judged by its
-    observation and the final score. Any other step, a truncated one too, bootstraps: a future from the observed
-    s_{t+1} is predicted, which the backup is to join with it. Where a task is a single step, only the final score
-    counts, and there is no question about a step that was cut.
-
-    Args:
-        roles ([`~method.roles.Roles`]):
-            The roles.
-        transitions (`list[Transition]`):
-            The observed steps.
-        bootstrap (`str`):
-            Source of the future from s_{t+1}: `"explicit"` samples a_{t+1} from the policy and its future from the
-            critic (equation 1), `"implicit"` asks the successor model for action and future in one (section 5.1),
-            `"monte_carlo"` takes what followed in the episode and, if that was cut, asks the successor model how it
-            would have gone on from its last observation.
-
-    Returns:
-        `list[Prompt | None]`: `None` where nothing can be asked.
+    Ask the backup about observed steps; `None` where nothing can be asked. Call it with the target weights. A
+    terminated step is judged by its observation and the final score. Any other step, a truncated one too, bootstraps:
+    a future from the observed s_{t+1} is predicted, which the backup is to join with it. With the `bootstrap`
+    `"explicit"` a_{t+1} is sampled from the policy and its future from the critic (equation 1), with `"implicit"` the
+    successor model is asked for action and future in one (section 5.1), and `"monte_carlo"` takes what followed in the
+    episode and, if that was cut, asks the successor model how it would have gone on from its last observation. Where a
+    task is a single step, only the final score counts, and there is no question about a step that was cut.
     """
     prompts = _terminated_prompts(roles, transitions)
     if not roles.options.single_step:

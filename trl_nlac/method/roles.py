@@ -23,16 +23,6 @@ from .randomness import draw_seeds
 from .tally import Tally
 
 
-# The metric of each role for the share of its answers that keep to their format.
-FORMAT_METRICS = {
-    "policy": "policy/format_rate",
-    "successor": "successor/format_rate",
-    "backup": "backup/format_rate",
-    "critic": "critic/format_rate",
-    "refine": "refine/format_rate",
-    "correction": "correction/format_rate",
-}
-
 _NUM_PARTS = 3  # of an answer that are begun: future, verdict, advice
 
 # The metric for the share of prompts that were longer than `max_prompt_length`, and not answered.
@@ -141,10 +131,8 @@ class Roles:
                     parsed = parse(text)
                 parsed = parsed if completion.finished else None
                 answers[i] = Answer(prompts[i], tuple(completion.token_ids), text, parsed, completion.finished)
-            self.tally.note(FORMAT_METRICS[role], [float(answers[i].parsed is not None) for i in pending])
-            self.tally.note(
-                "completions/clipped_ratio", [float(not completion.finished) for completion in completions]
-            )
+            self.tally.note(f"{role}/format_rate", [float(answers[i].parsed is not None) for i in pending])
+            self.tally.note("completions/clipped_ratio", [float(not c.finished) for c in completions])
             pending = [i for i in pending if answers[i].parsed is None]
         return [answers[i] for i in range(len(prompts))]
 
