@@ -2,13 +2,7 @@
 
 """A tokenizer that agrees with its model."""
 
-from transformers import (
-    AutoProcessor,
-    GenerationConfig,
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-    ProcessorMixin,
-)
+from transformers import AutoProcessor, GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase, ProcessorMixin
 
 from ..private_names import get_config_model_id
 

@@ -281,11 +281,7 @@ def _load_agent(model: str, model_args: ModelConfig, config: NLACConfig, prompts
 
 
 def _review(
-    agent: NLACAgent,
-    review: LogReview,
-    args: argparse.Namespace,
-    script_args: TrainArguments,
-    config: NLACConfig,
+    agent: NLACAgent, review: LogReview, args: argparse.Namespace, script_args: TrainArguments, config: NLACConfig
 ) -> tuple[dict[str, Any], list]:
     """Measure the critic, let it find what went wrong, and play, if there is an environment."""
     torch.manual_seed(config.seed)

@@ -12,13 +12,7 @@ from datasets import Dataset, Features, Json, List, Value
 
 from ..chat.actions import ActionFormat
 from ..chat.message_reader import THOUGHTS, first_answer
-from ..chat.tool_calls import (
-    call_message,
-    format_results,
-    format_tool_calls,
-    read_calls_of,
-    with_text,
-)
+from ..chat.tool_calls import call_message, format_results, format_tool_calls, read_calls_of, with_text
 from ..prompts import NLACPrompts
 from ..types import Episode, Message, Transition
 from .recorder import Recorder

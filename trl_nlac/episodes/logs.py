@@ -71,10 +71,7 @@ def logs_dataset(rows: Iterable[dict[str, Any]]) -> Dataset:
     as_text = {name: [_as_text(row.get(name)) for row in rows] for name in ("task", "tools")}
     return dataset_of(
         [
-            {
-                **{name: row.get(name) for name in FEATURES},
-                **{name: texts[i] for name, texts in as_text.items()},
-            }
+            {**{name: row.get(name) for name in FEATURES}, **{name: texts[i] for name, texts in as_text.items()}}
             for i, row in enumerate(rows)
         ]
     )

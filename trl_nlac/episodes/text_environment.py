@@ -203,15 +203,7 @@ class TextEnvironment(ABC):
         return self.reset
 
 
-_OF_SUBCLASSES = {
-    "brings_tools",
-    "final_reward",
-    "oracle",
-    "pays",
-    "takes_answers",
-    "takes_seed",
-    "tool_schemas",
-}
+_OF_SUBCLASSES = {"brings_tools", "final_reward", "oracle", "pays", "takes_answers", "takes_seed", "tool_schemas"}
 
 
 class PlainEnvironment(TextEnvironment):

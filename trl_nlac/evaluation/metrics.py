@@ -38,11 +38,7 @@ class SuccessRate(evaluate.Metric):
 
     def _compute(self, successes, confidence: float = 0.95) -> dict[str, float]:
         low, high = wilson_interval(sum(successes), len(successes), confidence)
-        return {
-            "success_rate": sum(successes) / len(successes),
-            "success_rate_low": low,
-            "success_rate_high": high,
-        }
+        return {"success_rate": sum(successes) / len(successes), "success_rate_low": low, "success_rate_high": high}
 
 
 class PassHatK(evaluate.Metric):

@@ -222,8 +222,7 @@ class Server:
         client = self._clients.get(key.strip()) if kind.lower() == "bearer" else None
         if client is None:
             raise RequestRefused(
-                "The key is wrong, or its episode has ended. Use the one that was given for this server.",
-                status=401,
+                "The key is wrong, or its episode has ended. Use the one that was given for this server.", status=401
             )
         self._note_key(request.protocol)
         return client

@@ -113,12 +113,7 @@ class EngineGenerator:
         return self._generate(prompts, sampling, seeds, self._adapter, bar)
 
     def _generate(
-        self,
-        prompts: list[list[int]],
-        sampling: Sampling,
-        seeds: list[int],
-        adapter: Adapter | None,
-        bar: tqdm | None,
+        self, prompts: list[list[int]], sampling: Sampling, seeds: list[int], adapter: Adapter | None, bar: tqdm | None
     ) -> list[Completion]:
         rooms = [self.engine.max_model_length - len(prompt) for prompt in prompts]
         fitting = [i for i, room in enumerate(rooms) if room > 0]

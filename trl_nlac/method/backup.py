@@ -124,8 +124,7 @@ def _successor_prompts(roles: Roles, transitions: list[Transition]) -> list[Prom
     """p_pred(s_{t+1})."""
     return [
         roles.builder.follow_up(
-            transition.state_action,
-            roles.prompts.question("successor", next_observation=_observed(roles, transition)),
+            transition.state_action, roles.prompts.question("successor", next_observation=_observed(roles, transition))
         )
         for transition in transitions
     ]

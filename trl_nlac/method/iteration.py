@@ -53,11 +53,7 @@ def refined_actions(
 
 
 def make_examples(
-    roles: Roles,
-    args: NLACConfig,
-    samples: list[Sample],
-    targets: list[Answer],
-    refinements: list[Refinement | None],
+    roles: Roles, args: NLACConfig, samples: list[Sample], targets: list[Answer], refinements: list[Refinement | None]
 ) -> tuple[list[TrainingExample | None], list[TrainingExample | None]]:
     """Make the examples of both losses (equations 5 and 6), one of each for a sample; `None` where there is none."""
     of_critic: list[TrainingExample | None] = [None] * len(samples)

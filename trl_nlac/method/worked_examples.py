@@ -96,11 +96,7 @@ class WorkedExamples:
         return bool(self.roles.prompts.examples)
 
     def choose(
-        self,
-        episodes: list[Episode],
-        begin_again: Callable[[], list[Episode]],
-        seed: int,
-        device: torch.device,
+        self, episodes: list[Episode], begin_again: Callable[[], list[Episode]], seed: int, device: torch.device
     ) -> Look:
         """
         Look at episodes, and if a role seldom keeps to its form, `begin_again`, which plays or reads others, with the

@@ -146,13 +146,9 @@ def _split(log: Path, step: int) -> tuple[list[bytes], list[bytes]]:
     """Split the lines of a log into those until `step` and those of later ones."""
     before, later = [], []
     for line in _lines(log):
-        (later if _is_later(line, step) else before).append(line)
+        is_later = not line.endswith(b"\n") or _parse(line)["step"] > step  # or half-written
+        (later if is_later else before).append(line)
     return before, later
-
-
-def _is_later(line: bytes, step: int) -> bool:
-    """Whether a line is of a later step, or half-written."""
-    return not line.endswith(b"\n") or _parse(line)["step"] > step
 
 
 def _parse(line: bytes) -> dict[str, Any]:

@@ -92,10 +92,7 @@ class LossGuard:
         self.num_batches = 0  # in a row
 
     def finite_losses(
-        self,
-        compute: Callable[[MicroBatch], torch.Tensor],
-        batch: MicroBatch,
-        collate: NLACCollator,
+        self, compute: Callable[[MicroBatch], torch.Tensor], batch: MicroBatch, collate: NLACCollator
     ) -> tuple[MicroBatch, torch.Tensor]:
         """
         Compute finite losses of a batch, `(B,)`, and return the batch that they are of. If some are not finite on any

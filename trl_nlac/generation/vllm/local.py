@@ -33,11 +33,7 @@ class LocalEngine:
         return [Completion(list(answer.token_ids), answer.finish_reason == "stop", num) for answer, num in answers]
 
     def ask(
-        self,
-        prompts: list[list[int]],
-        params: list[SamplingParams],
-        adapter: Adapter | None,
-        bar: tqdm | None = None,
+        self, prompts: list[list[int]], params: list[SamplingParams], adapter: Adapter | None, bar: tqdm | None = None
     ) -> list[RequestOutput]:
         """Return vLLM's own outputs."""
         loaded = None if adapter is None else LoRARequest(adapter.name, adapter.number, str(adapter.path))
