@@ -23,20 +23,12 @@ def attempt_each(
     roles: Roles, transitions: list[Transition], criticise: Criticise = critiques
 ) -> list[Attempt | None]:
     """Act in the state of each transition and judge it, as [`~method.refinement.sample_attempts`]."""
-
-    def attempt(places: list[int]) -> list[Attempt | None]:
-        return sample_attempts(roles, [transitions[place] for place in places], criticise)
-
-    return answer_each(roles, "attempt", transitions, attempt)
+    return answer_each(roles, "attempt", transitions, lambda drawn: sample_attempts(roles, drawn, criticise))
 
 
 def foresee_each(roles: Roles, transitions: list[Transition], bootstrap: str) -> list[Prompt | None]:
     """Ask the backup about each transition, as [`~method.backup.backup_questions`]."""
-
-    def foresee(places: list[int]) -> list[Prompt | None]:
-        return backup_questions(roles, [transitions[place] for place in places], bootstrap)
-
-    return answer_each(roles, "future", transitions, foresee)
+    return answer_each(roles, "future", transitions, lambda drawn: backup_questions(roles, drawn, bootstrap))
 
 
 def refined_actions(
