@@ -27,10 +27,7 @@ _runner: ContextVar[Callable[[Coroutine], Any] | None] = ContextVar("runner", de
 
 
 def finish(result: Any) -> Any:
-    """
-    Return `result`; if it is a coroutine, run it and return its result. All coroutines run in one loop, except in
-    threads that called [`run_coroutines_with`]. Must not be called from a coroutine.
-    """
+    """Return `result`, or what a coroutine returns, in the one loop or that of this thread. Not for coroutines."""
     if inspect.iscoroutine(result):
         run = _runner.get() or _others.run
         return run(result)

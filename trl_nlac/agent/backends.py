@@ -38,10 +38,7 @@ def load_backend(
     trust_remote_code: bool,
     backend_kwargs: dict[str, Any],
 ) -> tuple[Generator, ChatEncoder, PreTrainedModel | None]:
-    """
-    Load the generator of an agent, see [`~agent.agent.NLACAgent.from_pretrained`], the encoder of conversations, and
-    the model, if it is one of transformers in this process.
-    """
+    """Load the generator of an agent, the encoder, and the model, if it is one of transformers in this process."""
     is_endpoint = backend.startswith(("http://", "https://"))
     if backend not in ("transformers", "vllm") and not is_endpoint:
         raise ValueError(

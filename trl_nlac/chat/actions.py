@@ -198,10 +198,7 @@ class ActionFormat:
         return self.chat.completion(call_message(calls) if calls else self.text(action, thought))
 
     def message(self, action: str | None, text: str, token_ids: list[int]) -> Message:
-        """
-        Write an answer of the policy as a message: with its tool calls, or as text, and with its chain of thought
-        where the template keeps it. An answer that is no action keeps its raw text.
-        """
+        """Write an answer as a message: its tool calls, or text, and its thoughts, as the template keeps them."""
         calls = self._calls(action)
         if calls:
             beside = self.chat.text_beside_calls(token_ids) if self.chat.has_call(token_ids) else ""
@@ -240,10 +237,7 @@ class ActionFormat:
         return [*replies, {"role": "user", "content": words}] if words else replies
 
     def observation_ids(self, last_id: int, action: str, observation: str, words: str = "") -> list[int]:
-        """
-        Encode the environment's answer to `action`, whose last token is `last_id`. It can end with `words` of a user
-        after the results of tools.
-        """
+        """Encode the answer to `action`, which ends with `last_id`, and `words` of a user after results of tools."""
         tools = self._tools(action)
         if not tools:
             return self.chat.reply(last_id, observation)

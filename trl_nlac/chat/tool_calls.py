@@ -135,10 +135,7 @@ def _with_functions(message: Message, change: Callable[[dict[str, Any]], dict[st
 
 
 def said(message: Message) -> tuple[str, str, str]:
-    """
-    What a message of any form says, to compare it with others: who says and calls what. Ids, the spacing of arguments
-    and the white space around texts are left out: clients echo them in other ways.
-    """
+    """Who says and calls what in a message of any form, without ids and spacing, which clients echo otherwise."""
     content, calls = message.get("content") or "", message.get("tool_calls") or []
     if isinstance(content, list):
         content = "".join(str(part.get("text")) for part in content if isinstance(part, dict))

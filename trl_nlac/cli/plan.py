@@ -72,10 +72,7 @@ def run(words: list[str]) -> None:
 
 
 def make_plan(args: argparse.Namespace, words: list[str]) -> tuple[Plan, dict[str, str]]:
-    """
-    Make the plan, from the command's own arguments and the words of the training. Return it with the names of its
-    model, of an adapter its base model, and of its configuration of Accelerate.
-    """
+    """Make the plan. Return it with the names of its (base) model and of its configuration of Accelerate."""
     count, memory = _gpus("--gpus", args.gpus)
     server_count, server_memory = _gpus("--server_gpus", args.server_gpus) if args.server_gpus else (0, 0.0)
     machines = Machines(count, memory, args.nodes, server_count, server_memory, args.reserve * 1e9)

@@ -28,10 +28,7 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class RemoteEnvironment(TextEnvironment):
-    """
-    Plays an environment in another process, where a [`Host`] makes and closes it. What its methods raise is raised
-    here. A process that dies is a failure of its environment.
-    """
+    """Plays an environment in another process, by a [`Host`]. A process that dies is a failure of its environment."""
 
     def __init__(self):
         self._calling = threading.Lock()

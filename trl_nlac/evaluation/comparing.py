@@ -14,10 +14,7 @@ logger = get_logger(__name__)
 
 
 class ComparedEvaluations(Trainer):
-    """
-    Leaves evaluations that were not played, or in which many environments failed, out of every comparison: they are
-    neither the best nor use up the patience of early stopping or of a scheduler.
-    """
+    """Leaves evaluations with hardly any episode out of comparisons: of the best, and of the patience to stop."""
 
     _is_compared = True  # the last evaluation, with others
 

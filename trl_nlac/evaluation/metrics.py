@@ -96,10 +96,7 @@ def is_played(episode: Episode) -> bool:
 
 
 def episode_metrics(episodes: list[Episode], success_threshold: float) -> dict[str, float]:
-    """
-    Return means over the played episodes of all processes, given those of this one; those whose environment failed
-    count only in the failure rates. Every process has to call it.
-    """
+    """Return means over the episodes of all processes, which all call it; failed ones count in failure rates alone."""
     outcomes = gather_object([Outcome.of(episode) for episode in episodes])
     if not outcomes:
         return {}

@@ -40,10 +40,7 @@ def backup_questions(roles: Roles, transitions: list[Transition], bootstrap: str
 
 
 def write_targets(roles: Roles, transitions: list[Transition], questions: list[Prompt | None]) -> list[Answer]:
-    """
-    Answer the questions of [`backup_questions`], each parsed into a [`~types.Critique`], or `None` where there is no
-    target. Call it with the weights of the backup, in training the initial ones.
-    """
+    """Answer [`backup_questions`], as [`~types.Critique`] or `None`, with the weights of the backup."""
     if roles.options.single_step:
         parse = parse_correctness
     else:

@@ -64,10 +64,7 @@ class Precision:
 def states(
     shape: ModelShape, sharing: Sharing, precision: Precision, optim: str, frozen_bytes: float | None = None
 ) -> dict[str, float]:
-    """
-    Weights, gradients, optimizer, target and initial weights: bytes that are counted exactly. `frozen_bytes` are those
-    of all frozen weights, where they are quantized.
-    """
+    """Count weights, gradients, optimizer, target and initial weights, and all frozen ones (`frozen_bytes`)."""
     kind, trained = sharing.kind, shape.trained
     frozen = precision.frozen * (shape.parameters - trained) if frozen_bytes is None else frozen_bytes
     of_weights = sharing.processes if kind in SHARDED else 1

@@ -23,10 +23,7 @@ _EVALUATION = re.compile(r"eval_(?:(?P<dataset>.+)_)?(?P<metric>(?:critic|enviro
 
 
 def find_evaluations(logs: Iterable[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
-    """
-    Find the evaluations among the logs of a run: metrics without their prefix, and `step`, oldest first, by the name
-    of the dataset, which is empty if there is only one.
-    """
+    """Find the evaluations in logs, oldest first, by dataset (empty if it is the only one), without their prefix."""
     evaluations = defaultdict(list)
     for log in logs:
         found: dict[str, dict[str, Any]] = defaultdict(dict)

@@ -122,10 +122,7 @@ class Records:
         metrics: dict[str, float],
         step: int,
     ) -> None:
-        """
-        Add the samples that an iteration will train on. The audit trail gets the first ones, of whose stored actions
-        there are judgements. The metrics are those of the iteration, over all processes.
-        """
+        """Add the samples of an iteration, and metrics of all processes. The audit trail gets the judged ones."""
         if self.audit is not None:
             self.audit.open(samples, judgements, targets, refinements, step, self.num_environment_steps)
         self.health.update(metrics)
@@ -142,10 +139,7 @@ class Records:
         num_tokens: int,
         reduce: Callable[[torch.Tensor], torch.Tensor],
     ) -> None:
-        """
-        Add the losses of the examples of a pass, (B,), and count the tokens that the model computed for them, padding
-        included. `reduce` sums a tensor over all processes.
-        """
+        """Add the losses of a pass, (B,), and the tokens that were computed. `reduce` sums over all processes."""
         if self.audit is not None:
             self.audit.add_losses(examples, losses)
         kinds = [[example.loss == name and example.weight > 0 for example in examples] for name in LOSSES]

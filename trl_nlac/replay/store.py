@@ -19,10 +19,7 @@ _SIZES = struct.Struct("<III")  # of the token ids, compressed and uncompressed,
 
 
 class EpisodeStore:
-    """
-    Episodes by number, first in, first out. Each is stored as one compressed record, smaller than its token ids, and
-    decoded on access; as long as an episode is referenced, the same object is returned.
-    """
+    """Episodes by number, first in, first out: compressed records, decoded on access, once while in use."""
 
     def __init__(self):
         self._records: OrderedDict[int, bytes] = OrderedDict()  # oldest first

@@ -32,10 +32,7 @@ _SECONDS_OF_CACHES = 60.0  # that a network file system may keep
 
 
 class AtomicSavingTrainer(_BaseTrainer):
-    """
-    Writes checkpoints to a temporary folder and renames them once all processes are done, so that every folder with a
-    checkpoint's name is complete. Older checkpoints are deleted after that.
-    """
+    """Renames a checkpoint to its name when all processes have written it; only then older ones are deleted."""
 
     rendezvous: Rendezvous  # where processes wait for the one that saves
     checkpoint_sizes: dict[str, int] = {}  # bytes of the last by kind of file, on the process that writes it
