@@ -182,7 +182,8 @@ def _check_room(model: nn.Module, dtype: torch.dtype | None) -> None:
     device = next((parameter.device for parameter in model.parameters() if isinstance(parameter, DTensor)), None)
     if device is None or device.type != "cuda":
         return
-    needed, free = gathered_bytes(model, dtype), free_bytes(device)
+    unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    needed, free = gathered_bytes(model, dtype), torch.cuda.mem_get_info(device)[0] + unused
     if needed > free:
         raise RuntimeError(
             "Under FSDP2 every process gathers the whole model to generate with transformers, or to compute verdict "
@@ -190,12 +191,6 @@ def _check_room(model: nn.Module, dtype: torch.dtype | None) -> None:
             "more GPUs, generate with vLLM (`use_vllm=True`), or, on one node, gather each layer for every token "
             "(`ds3_gather_for_generation=False`), which is slow."
         )
-
-
-def free_bytes(device: torch.device) -> int:
-    """Count the bytes of a GPU that PyTorch can still allocate."""
-    unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-    return torch.cuda.mem_get_info(device)[0] + unused
 
 
 def forget_gathered(model: nn.Module) -> None:

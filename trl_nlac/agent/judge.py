@@ -173,7 +173,9 @@ class JudgeReward:
             score = parse_score(said)
             if score is not None:
                 self.counts["judged"] += 1
-                self._keep(key, score)
+                self._scores[key] = score
+                if self.cache is not None:
+                    append_line(self.cache, json.dumps({"key": key, "score": score}))
                 return score
             problem = f"{answers} has no line `Score: N` from 0 to {BEST}: {said!r:.200}"
         self.counts["failed"] += 1
@@ -189,11 +191,6 @@ class JudgeReward:
             number = usage.get(name) if isinstance(usage, dict) else None
             self.counts[name] += number if isinstance(number, int) else 0
         return read_said(body)
-
-    def _keep(self, key: str, score: float) -> None:
-        self._scores[key] = score
-        if self.cache is not None:
-            append_line(self.cache, json.dumps({"key": key, "score": score}))
 
 
 def parse_score(text: str) -> float | None:

@@ -141,7 +141,9 @@ class Host:
         try:
             if self._environment is None:
                 self._environment = cloudpickle.loads(self._pickled_make)()
-            answer = finish(_method(self._environment, method)(*args, **kwargs)), None, ""
+            own = self._environment
+            called = {"reset": own.reset, "step": own.step, "final_reward": own.final_reward}[method]
+            answer = finish(called(*args, **kwargs)), None, ""
         except BaseException as error:  # one that calls sys.exit is a failure like others
             answer = None, error, traceback.format_exc()
         return _pickled(answer)
@@ -203,10 +205,6 @@ def _end_with_caller() -> None:
     multiprocessing.parent_process().join()
     time.sleep(CLOSING_SECONDS)
     os._exit(1)
-
-
-def _method(environment: TextEnvironment, name: str) -> Callable:
-    return {"reset": environment.reset, "step": environment.step, "final_reward": environment.final_reward}[name]
 
 
 def _pickled(answer: tuple[Any, BaseException | None, str]) -> bytes:

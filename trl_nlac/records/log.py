@@ -73,7 +73,8 @@ def read_log(path: Path) -> TrainingLog:
             continue
         try:
             logged = json.loads(line)
-            row = {name: value for name, value in logged.items() if _is_finite(value)}
+            # An integer can be too large to tell.
+            row = {name: n for name, n in logged.items() if isinstance(n, int | float) and math.isfinite(n)}
             row["step"] = int(row["step"])
         except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError):
             unreadable.append(number)
@@ -90,7 +91,3 @@ def read_log(path: Path) -> TrainingLog:
         others = f" and {more:,} more" if more > 0 else ""
         logger.warning(f"{path}: these lines are no logs and are left out: {first}{others}.")
     return TrainingLog(training, find_evaluations(rows), seconds if has_ended else None, unreadable)
-
-
-def _is_finite(value) -> bool:
-    return isinstance(value, int | float) and math.isfinite(value)  # an integer can be too large to tell

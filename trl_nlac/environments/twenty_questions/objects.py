@@ -23,3 +23,4 @@ OBJECTS = {
     for name, own in listed.items()
 }
 ALIASES = _FACTS["aliases"]
+SYNONYMS = _FACTS["synonyms"]
