@@ -31,11 +31,8 @@ class ChatEncoder:
 
     A conversation ends with the opening of an assistant's turn. Tokens that the template adds only before an answer
     (`<think>`, for example) are the `prefill`: they precede the sampled tokens, but do not stay in the conversation.
-    Neither does a chain of thought, where the template drops it from earlier turns.
-
-    Raises:
-        ValueError: If the tokenizer has no chat template, or one under which earlier turns change as a conversation
-            grows.
+    Neither does a chain of thought, where the template drops it from earlier turns. Raise a `ValueError` if the
+    tokenizer has no chat template, or one under which earlier turns change as a conversation grows.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, chat_template_kwargs: dict[str, Any] | None = None):
@@ -60,12 +57,9 @@ class ChatEncoder:
         Encode a conversation, up to the assistant's answer, with the tools that the template shows. An assistant's
         message can have `tool_calls`, with arguments as an object or as JSON text, and its chain of thought in the
         field that the template reads, which is shown where the template keeps it. The results of tools follow their
-        calls.
-
-        Raises:
-            ValueError: If a message has another role, two messages of the assistant follow each other, the name of a
-                tool contains a token of the tokenizer's own, results do not belong to calls, or the template cannot
-                show the conversation.
+        calls. Raise a `ValueError` if a message has another role, two messages of the assistant follow each other, the
+        name of a tool contains a token of the tokenizer's own, results do not belong to calls, or the template cannot
+        show the conversation.
         """
         unknown = [message["role"] for message in messages if message["role"] not in SPEAKERS]
         if unknown:

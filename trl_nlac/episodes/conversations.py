@@ -52,10 +52,8 @@ def record_conversation(
     policy's prompts. Tool calls use the chat template's own format with `action_format="tool_call"`, and JSON in the
     action otherwise. A history is cut where a state has more than `max_prompt_length` tokens. The messages after the
     last action wait for an answer if the conversation `is_open`. `first_action` is the index of the message with the
-    first action; if `None`, it is the assistant's first after a user's.
-
-    Raises:
-        ValueError: If a state is too long although its history is cut, or the chat template cannot show a turn.
+    first action; if `None`, it is the assistant's first after a user's. Raise a `ValueError` if a state is too long
+    although its history is cut, or the chat template cannot show a turn.
     """
     if first_action is None:
         first_action = first_answer(messages)

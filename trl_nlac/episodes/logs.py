@@ -95,10 +95,8 @@ def episodes_from_logs(
 
     A history is cut where a state has more than `max_prompt_length` tokens. Texts that are too long for a prompt are
     shortened as in an episode that is played; a warning counts the rows. Another warns of arguments that
-    [`~datasets.Dataset.from_list`] may have changed, see [`logs_dataset`].
-
-    Raises:
-        ValueError: If rows are malformed or too long; the message names the first ones by number and reason.
+    [`~datasets.Dataset.from_list`] may have changed, see [`logs_dataset`]. Raise a `ValueError` if rows are malformed
+    or too long; the message names the first ones by number and reason.
     """
     missing = {"messages", "reward"} - set(dataset.column_names)
     if missing:

@@ -66,13 +66,9 @@ class EnvironmentPool:
     `CLOSING_SECONDS`. If it is `None`, each episode has one. A call of an instance, its factory included, counts as
     hanging after `timeout` seconds. Instances are played by `workers`: `"thread"`, each in a thread of this process,
     `"process"`, each in a process of its own, or `"ray"`, each in a process of a Ray cluster. The example is made in
-    this process.
-
-    Raises:
-        TimeoutError: If a factory takes longer than `timeout`.
-        TypeError: If a factory is not callable, or does not make an environment.
-        ValueError: If a factory fails, if there are tools for an environment that defines `step`, or if tools cannot
-            be described, or if `workers` is `"ray"` and Ray is missing.
+    this process. Raise a `TimeoutError` if a factory takes longer than `timeout`. Raise a `TypeError` if a factory is
+    not callable, or does not make an environment. Raise a `ValueError` if a factory fails, if there are tools for an
+    environment that defines `step`, or if tools cannot be described, or if `workers` is `"ray"` and Ray is missing.
     """
 
     def __init__(

@@ -49,11 +49,8 @@ def load_rewards(
     models, one for each entry of `reward_funcs`. Reward models compute on `device`, or else on the CPU. Those that are
     loaded by name get `init_kwargs`, and so do the tokenizers of all. Functions cannot read environments in other
     processes (`environment_workers`). `context` returns additional arguments for the functions. In a single step tasks
-    are prompts, and their answers the whole episodes.
-
-    Raises:
-        ValueError: If nothing gives rewards, there are weights or tokenizers without functions, a function cannot read
-            what it wants to, or a reward model cannot be loaded.
+    are prompts, and their answers the whole episodes. Raise a `ValueError` if nothing gives rewards, there are weights
+    or tokenizers without functions, a function cannot read what it wants to, or a reward model cannot be loaded.
     """
     if not reward_funcs:
         if weights is not None:
@@ -178,10 +175,7 @@ class EpisodeRewards:
 
     If the environment does not pay, an episode to which no function gives a reward is reported, once. In a single step
     tasks are prompts, and their answers the whole episodes; functions then get text where the column `prompt` is text,
-    and otherwise messages.
-
-    Raises:
-        ValueError: If there are not as many weights as functions.
+    and otherwise messages. Raise a `ValueError` if there are not as many weights as functions.
     """
 
     def __init__(

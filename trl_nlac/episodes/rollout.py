@@ -78,11 +78,8 @@ def play_episodes(
 
     The samples of an episode depend on torch's random state at the start and on its place in `tasks`, not on the speed
     of the others. What environments do to that state is undone at the end. With a `seed` it is not used, but left to
-    other threads.
-
-    Raises:
-        InterruptedError: If the episodes were given up.
-        ValueError: If a task names an environment that does not exist, or two episodes would share an instance.
+    other threads. Raise an `InterruptedError` if the episodes were given up. Raise a `ValueError` if a task names an
+    environment that does not exist, or two episodes would share an instance.
     """
     seeding = nullcontext()
     if seed is None:

@@ -112,10 +112,8 @@ class Server:
     port of the loopback interface only, by default a free one, in an event loop of its own, until the process ends.
 
     Connections take at most half of the files that the process may open, and those that have shown no key an eighth:
-    the oldest of these is closed for a new one, and any of them after `KEY_SECONDS`.
-
-    Raises:
-        OSError: If the port is in use.
+    the oldest of these is closed for a new one, and any of them after `KEY_SECONDS`. Raise an `OSError` if the port is
+    in use.
     """
 
     def __init__(self, port: int = 0):

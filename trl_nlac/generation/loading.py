@@ -33,13 +33,11 @@ def load_generator(
 ) -> Generator:
     """
     Load the generator of a model in training. With `gradient_checkpointing_kwargs` gradient checkpointing is enabled
-    again after generation; `revision` is for vLLM in this process, which loads base weights from the Hub itself.
-
-    Raises:
-        ValueError: If weights are sharded in a way that is not supported, also with vLLM or on several nodes, or if
-            vLLM would not serve an adapter as the model has it, or cannot compute it in this precision.
-        ImportError: If `use_vllm` is set and vLLM is not installed.
-        ConnectionError: If a vLLM server is configured and none answers.
+    again after generation; `revision` is for vLLM in this process, which loads base weights from the Hub itself. Raise
+    a `ValueError` if weights are sharded in a way that is not supported, also with vLLM or on several nodes, or if
+    vLLM would not serve an adapter as the model has it, or cannot compute it in this precision. Raise an `ImportError`
+    if `use_vllm` is set and vLLM is not installed. Raise a `ConnectionError` if a vLLM server is configured and none
+    answers.
     """
     check_sharding(accelerator)
     is_fsdp = accelerator.distributed_type == DistributedType.FSDP

@@ -58,10 +58,8 @@ def attend(
 
     Queries are `(B, H, N, D)`, keys and values `(B, K, N, D)`, and the output `(B, N, H, D)`, where `B` is 1 with a
     tree. `attention_mask` is used without a tree only. A window is counted in positions, as in separate sequences.
-
-    Raises:
-        ValueError: If there is attention dropout.
-        RuntimeError: If FlexAttention would no longer be compiled.
+    Raise a `ValueError` if there is attention dropout. Raise a `RuntimeError` if FlexAttention would no longer be
+    compiled.
     """
     if prefix_tree is None:
         window = {} if sliding_window is None else {"sliding_window": sliding_window}
