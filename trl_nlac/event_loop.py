@@ -230,9 +230,7 @@ class _Loop:
 
 
 class DaemonThreads(futures.ThreadPoolExecutor):
-    """
-    Give each call a daemon thread of its own, so that calls that hang hold up neither others nor the program's end.
-    """
+    """Give each call a daemon thread of its own: one that hangs holds up neither others nor the program's end."""
 
     def submit(self, function, /, *args, **kwargs) -> futures.Future:
         future: futures.Future = futures.Future()

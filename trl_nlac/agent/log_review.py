@@ -54,10 +54,7 @@ def readable_rows(
 
 
 class LogReview:
-    """
-    Conversations, some for measuring the critic (`held_out`) and some for its findings. The same steps, at most
-    `num_critiques` for either, are judged each time.
-    """
+    """Conversations for measuring the critic (`held_out`) and for findings: the same steps are judged each time."""
 
     def __init__(self, rows: list[dict[str, Any]], held_out: list[dict[str, Any]], num_critiques: int, seed: int):
         self.logs, self.held_out = logs_dataset(rows), logs_dataset(held_out)

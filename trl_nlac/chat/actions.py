@@ -210,10 +210,7 @@ class ActionFormat:
         return message | {template.reasoning_field: thought} if thought else message
 
     def shown(self, messages: list[Message]) -> list[Message]:
-        """
-        Write messages that open a conversation in a way that the chat template shows: without tool calls of its own
-        format they are JSON, as in the policy's actions, and their results are the user's words.
-        """
+        """Write opening messages as the template shows them: without its format calls are JSON, results a user's."""
         if self.calls_tools:
             return messages
         written: list[Message] = []

@@ -77,10 +77,7 @@ def read_conversation(messages: Any) -> tuple[list[Message], list[int]]:
 
 
 def read_question(messages: Any) -> list[Message]:
-    """
-    Read messages that are to be answered, see [`read_conversation`]. Raise a `ValueError` if they are none: also, if
-    they end with the assistant's, which would be an answer that has begun.
-    """
+    """Read messages that wait for an answer, see [`read_conversation`]; raise a `ValueError` if they do not."""
     read, _ = read_conversation(messages)
     if read[-1]["role"] == "assistant":
         raise ValueError("the last message is the assistant's, so there is nothing to answer: end with the user's")

@@ -99,7 +99,9 @@ def run(words: list[str]) -> None:
     actions = _choose_actions(model, model_args, config, found)
     base = _load_agent(model, model_args, config, prompts)
     config.max_prompt_length = base.options.max_prompt_length  # which the model's context can have lowered
-    _refuse_long(found, actions, prompts, config)
+    found.rows, problems = readable_rows(found.rows, actions, prompts, config.max_prompt_length)
+    for problem in problems:
+        found.refuse(problem)
     _say_what_was_read(found, args.logs, config.success_threshold)
     if len(found.rows) < 2:
         raise CommandError(f"{', '.join(args.logs)}: fewer than two conversations can be read.")
@@ -210,13 +212,6 @@ def _choose_actions(
         else:
             config.action_format = "text"
     return ActionFormat(chat, choose_format(config.action_format, chat, tools=[]), config.keep_history)
-
-
-def _refuse_long(found: LoggedConversations, actions: ActionFormat, prompts: NLACPrompts, config: NLACConfig) -> None:
-    """Take out, and count, the conversations that the model cannot read."""
-    found.rows, problems = readable_rows(found.rows, actions, prompts, config.max_prompt_length)
-    for problem in problems:
-        found.refuse(problem)
 
 
 def _say_what_was_read(found: LoggedConversations, names: list[str], success_threshold: float) -> None:

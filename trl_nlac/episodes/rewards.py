@@ -191,7 +191,9 @@ class EpisodeRewards:
                 f"`reward_weights` has {len(reward_weights)} entries for {len(reward_funcs)} reward functions."
             )
         self.reward_funcs = reward_funcs
-        self.names = _numbered([get_callable_name(reward_func) for reward_func in reward_funcs])
+        names = [get_callable_name(reward_func) for reward_func in reward_funcs]
+        # With a number where one is not the only of its kind.
+        self.names = [f"{n}_{names[: i + 1].count(n)}" if names.count(n) > 1 else n for i, n in enumerate(names)]
         self.context = context
         self.reward_weights = reward_weights or [1.0] * len(reward_funcs)
         self.is_single_step = is_single_step
@@ -267,11 +269,6 @@ class EpisodeRewards:
         return [
             Score(total, {name: notes[name][i] for name in notes}, failures.get(i)) for i, total in enumerate(totals)
         ]
-
-
-def _numbered(names: list[str]) -> list[str]:
-    """Return names with a number where one is not the only of its kind."""
-    return [f"{name}_{names[: i + 1].count(name)}" if names.count(name) > 1 else name for i, name in enumerate(names)]
 
 
 def _one_for_each(values: Any, number: int, what: str) -> list[Any]:

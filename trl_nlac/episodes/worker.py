@@ -51,9 +51,7 @@ class EnvironmentWorker:
 
     @property
     def blocker(self) -> Any:
-        """
-        What blocks the event loop that all share while its coroutine is there, perhaps itself; `None` if nothing does.
-        """
+        """What blocks the event loop that all share while its coroutine is there, perhaps itself, or `None`."""
         return SHARED_LOOP.blocker_of(self)
 
     @property

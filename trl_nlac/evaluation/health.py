@@ -84,10 +84,7 @@ def iteration_metrics(
     oracle: Oracle | None,
     distills: bool,
 ) -> dict[str, float]:
-    """
-    Compute [`health_metrics`], and with an oracle [`~evaluation.oracle.oracle_metrics`]. Where the policy learns a
-    distribution (`distills`), there are no refined actions, and nothing is said of them.
-    """
+    """Compute [`health_metrics`] and those of an oracle; of refined actions none if the policy `distills`."""
     transitions = [sample.transition for sample in samples]
     metrics = health_metrics(roles, transitions, targets, refinements)
     if oracle is not None:
@@ -106,9 +103,7 @@ def _smooth(levels: dict[str, float], name: str, value: float) -> float:
 
 @dataclass
 class HealthMonitor:
-    """
-    Warn by name when what a role does decays: once its smoothed metric is below `WARNING_RATIO` of its best value.
-    """
+    """Warn by name when what a role does decays: its smoothed metric falls below `WARNING_RATIO` of its best value."""
 
     _count: Counter = field(default_factory=Counter)
     _level: dict[str, float] = field(default_factory=dict)

@@ -192,10 +192,7 @@ def adapter_config(model: str, revision: str | None) -> dict[str, Any] | None:
 
 
 def fit_embeddings(model: PreTrainedModel, adapter: str, revision: str | None, trust_remote_code: bool) -> None:
-    """
-    Give a base model as many rows of embeddings as an adapter on it was trained with, which can have tokens of its
-    own: as many as the adapter has saved, or else at least as many as its tokenizer has tokens.
-    """
+    """Resize a base model's embeddings to those that an adapter saved, or at least to its tokenizer's tokens."""
     from peft import load_peft_weights
 
     of_input = model.get_input_embeddings()

@@ -112,10 +112,7 @@ class Reader:
 
 
 def shared_beginnings(readings: list[Reading]) -> list[Reading]:
-    """
-    Return the unknown beginnings that several sequences share, if reading them first saves time. One such beginning is
-    that of the longest sequence, up to where the last of the others leaves it.
-    """
+    """Return the unknown beginnings that others share with the longest sequence, where reading them first pays."""
     groups: dict[tuple[int, int], list[Reading]] = defaultdict(list)  # by their first unknown token
     for reading in readings:
         if reading.num_unread > reading.num_last:

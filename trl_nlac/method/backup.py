@@ -54,10 +54,7 @@ def write_targets(roles: Roles, transitions: list[Transition], questions: list[P
 
 
 def is_answerable(roles: Roles, transition: Transition, needs_target: bool) -> bool:
-    """
-    Whether an example can ever be made of a transition: whether the critic's question about it keeps to
-    `max_prompt_length`, and, where every example needs a target, the backup's first question.
-    """
+    """Whether an example can ever be made: whether the prompts that it takes keep to `max_prompt_length`."""
     questions = [critic_prompt(roles, transition.state_action)]
     if needs_target and transition.terminated:
         questions += _terminated_prompts(roles, [transition]).values()
@@ -150,10 +147,7 @@ def _explicit_futures(roles: Roles, transitions: list[Transition]) -> list[Promp
 
 
 def _observed_futures(roles: Roles, transitions: list[Transition]) -> list[Prompt | None]:
-    """
-    Return conversations that end with what followed s_{t+1} in the episode, under the policy of that time. Where the
-    episode was cut, the successor model says how it would have gone on.
-    """
+    """Conversations that end with what followed s_{t+1}, or, where that was cut, also the successor model's guess."""
     episodes = [transition.episode for transition in transitions]
     cut = {i: Transition(e, len(e.turns) - 1) for i, e in enumerate(episodes) if not e.terminated}
     guesses = roles.ask("successor", _successor_prompts(roles, list(cut.values())), parse_text)

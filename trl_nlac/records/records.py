@@ -85,10 +85,7 @@ class Records:
         return _means(values)
 
     def add_episodes(self, episodes: list[Episode], numbers: list[int], step: int) -> None:
-        """
-        Add the episodes of this process that were played for training; `numbers` are the ids in the replay buffer of
-        [`~types.all_conversations`] of them, and `step` the number of optimizer steps before.
-        """
+        """Add the episodes that this process played; `numbers` are ids in the buffer, `step` the steps before."""
         few = 0 if self.args.process_index else FEW
         recorded = all_conversations(episodes if self.args.log_completions else episodes[:few])
         self._rows += self.tables.rows(recorded, numbers[: len(recorded)], step, self.num_environment_steps)

@@ -302,9 +302,7 @@ def save_rows(directory: Path, rank: int, rows: dict[str, list[Any]]) -> None:
 
 
 def load_rows(directory: Path, rank: int, world_size: int) -> dict[str, list[Any]]:
-    """
-    Read the rows of [`save_rows`]. If they were saved by another number of processes, the first one gets all of them.
-    """
+    """Read the rows of [`save_rows`]. If another number of processes saved them, the first one gets all of them."""
     folders = [_folder(directory, rank)]
     if _state(_folder(directory, 0) if _folder(directory, 0).exists() else folders[0])["world_size"] != world_size:
         folders = sorted(directory.glob("nlac/rank_*")) if rank == 0 else []

@@ -145,9 +145,7 @@ class LossGuard:
 
 
 class GradientGuard:
-    """
-    Leave out optimizer steps whose gradient is not finite, count and report them: such a step would ruin all weights.
-    """
+    """Leave out, count and report optimizer steps whose gradient is not finite, which would ruin all weights."""
 
     def __init__(self):
         self.num_skipped = 0

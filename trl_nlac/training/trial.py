@@ -31,8 +31,6 @@ def trial(model: nn.Module, run: Callable[[], T]) -> T:
 
 
 def deviation(found: torch.Tensor, expected: torch.Tensor, limit: float) -> str:
-    """
-    Say by how much values differ from the expected ones, relative to how these vary; empty if it is within `limit`.
-    """
+    """Say by how much values differ from the expected ones, relative to how these vary; empty within `limit`."""
     difference, scale = ((values - expected).float().norm() for values in (found, expected.mean()))
     return "" if difference <= limit * scale else f"differs by {difference / scale:.1%}"
