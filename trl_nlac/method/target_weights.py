@@ -73,7 +73,12 @@ class KeptWeights:
 
     @torch.no_grad()
     def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
-        """Load a [`~KeptWeights.state_dict`]; a `ValueError` if it is of other parameters, or other shards of them."""
+        """
+        Load a state of [`~KeptWeights.state_dict`].
+
+        Raises:
+            ValueError: If `state` belongs to other parameters, or to other shards of them.
+        """
         shapes = {name: values.shape for name, values in self._values.items()}
         if shapes != {name: values.shape for name, values in state.items()}:
             names = [*shapes.keys() - state.keys(), *state.keys() - shapes.keys(), *shapes]
