@@ -14,7 +14,7 @@ logger = get_logger(__name__)
 
 
 class ComparedEvaluations(Trainer):
-    """Leaves evaluations with hardly any episode out of comparisons: of the best, and of the patience to stop."""
+    """Leaves evaluations that were hardly played out of comparisons: neither the best, nor a use of patience."""
 
     _is_compared = True  # the last evaluation, with others
 

@@ -32,7 +32,7 @@ _SECONDS_OF_CACHES = 60.0  # that a network file system may keep
 
 
 class AtomicSavingTrainer(_BaseTrainer):
-    """Renames a checkpoint to its name when all processes have written it; only then older ones are deleted."""
+    """Writes checkpoints to a temporary folder, renames them when all processes are done, then deletes older ones."""
 
     rendezvous: Rendezvous  # where processes wait for the one that saves
     checkpoint_sizes: dict[str, int] = {}  # bytes of the last by kind of file, on the process that writes it
