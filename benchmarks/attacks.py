@@ -5,7 +5,7 @@ What is attacked, and what happens: odd values for every option (fuzz), runs tha
 damaged (kills), environments with every kind of fault (chaos), and conversations on their way through every file and
 product (round_trips).
 
-    python -m benchmarks.attacks fuzz kills chaos round_trips --page SECURITY.md
+    python -m benchmarks.attacks fuzz kills chaos round_trips --page docs/SECURITY.md
 
 Results are kept in benchmarks/results/. The table is made from them, also without running anything.
 """

@@ -13,12 +13,13 @@ import yaml
 from helpers.scripts import run_script
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from benchmarks.tiny_models.guess_the_number_dialogues import GuessTheNumberFamily
+from benchmarks.tiny_models.samples import GUESS_THE_NUMBER_PROMPTS
 from trl_nlac import NLACPrompts
 from trl_nlac.cli.errors import CommandError
 from trl_nlac.cli.main import main
 from trl_nlac.cli.train_options import TrainParser
-from trl_nlac.environments.embedded import GUESS_THE_NUMBER_PROMPTS, TINY_MODEL
-from trl_nlac.environments.embedded.guess_the_number_dialogues import GuessTheNumberFamily
+from trl_nlac.environments.embedded import TINY_MODEL
 
 
 ROOT = Path(__file__).parent.parent
@@ -131,7 +132,7 @@ def test_notebook(tmp_path, monkeypatch, capsys):
 def test_build_tiny_model(tmp_path):
     output_dir = str(tmp_path / "model")
     sizes = ["--max_steps", "2", "--num_scored", "4"]
-    run_script("examples/scripts/build_tiny_model.py", "--output_dir", output_dir, "--several_futures", *sizes)
+    run_script("benchmarks/tiny_models/build.py", "--output_dir", output_dir, "--several_futures", *sizes)
     model = AutoModelForCausalLM.from_pretrained(output_dir)
     assert len(AutoTokenizer.from_pretrained(output_dir)) == model.config.vocab_size
     scores = json.loads((tmp_path / "model" / "build.json").read_text())["scores"]
@@ -147,7 +148,7 @@ def test_build_of_the_game(tmp_path):
     size = ["--hidden_size", "32", "--num_layers", "1", "--batch_size", "2", "--num_scored", "2", "--max_steps", "2"]
     game = ["--families", "guess_the_number", "--action_formats", "text", "--output_dir", str(tmp_path)]
     game += ["--roles", "critique", "critique", "refine"]
-    run_script("examples/scripts/build_tiny_model.py", *size, *game)
+    run_script("benchmarks/tiny_models/build.py", *size, *game)
     scores = json.loads((tmp_path / "build.json").read_text())["scores"]
     assert scores.keys() == {"guess_the_number text"}
     assert scores["guess_the_number text"].keys() == {"backup_exact", "refine_obeys", "guesses", "hint_can_be"}
@@ -164,17 +165,16 @@ def test_a_build_goes_on_after_an_interruption(tmp_path):
     """The model is the same, bit for bit."""
     size = ["--hidden_size", "32", "--num_layers", "1", "--batch_size", "2", "--num_scored", "2"]
     desk = ["--families", "support_desk", "--action_formats", "text", "--max_steps", "264"]
-    command = ["examples/scripts/build_tiny_model.py", *size, *desk, "--output_dir"]
+    words = [*size, *desk, "--output_dir"]
     state = tmp_path / "interrupted.build.safetensors"
-    with subprocess.Popen(
-        [sys.executable, *command, str(tmp_path / "interrupted")], cwd=ROOT, env=ENVIRONMENT, stdout=subprocess.DEVNULL
-    ) as build:
+    command = [sys.executable, "-m", "benchmarks.tiny_models.build", *words, str(tmp_path / "interrupted")]
+    with subprocess.Popen(command, cwd=ROOT, env=ENVIRONMENT, stdout=subprocess.DEVNULL) as build:
         while not state.exists() and build.poll() is None:
             time.sleep(0.02)
         build.kill()
     assert state.exists(), "the build ended before it could be interrupted"
     for name in ("interrupted", "whole"):
-        run_script(*command, str(tmp_path / name))
+        run_script("benchmarks/tiny_models/build.py", *words, str(tmp_path / name))
         assert set(json.loads((tmp_path / name / "build.json").read_text())["scores"]) == {"support_desk text"}
     weights = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("interrupted", "whole")]
     assert weights[0] == weights[1] and not state.exists()

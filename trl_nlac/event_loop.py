@@ -27,10 +27,7 @@ _runner: ContextVar[Callable[[Coroutine], Any] | None] = ContextVar("runner", de
 
 
 def finish(result: Any) -> Any:
-    """
-    Return `result`; if it is a coroutine, run it and return its result. All coroutines run in one loop, except in
-    threads that called [`run_coroutines_with`]. Must not be called from a coroutine.
-    """
+    """Return `result`, or what a coroutine returns, in the one loop or that of this thread. Not for coroutines."""
     if inspect.iscoroutine(result):
         run = _runner.get() or _others.run
         return run(result)
@@ -77,11 +74,8 @@ class Coroutines:
 
     def run(self, coroutine: Coroutine, owner: Hashable = None) -> Any:
         """
-        Run a coroutine and return its result. An owner runs one at a time.
-
-        Raises:
-            asyncio.CancelledError: If it was cancelled.
-            Withdrawn: If its loop is blocked and it has not begun.
+        Run a coroutine and return its result. An owner runs one at a time. Raise `asyncio.CancelledError` if it was
+        cancelled. Raise [`Withdrawn`] if its loop is blocked and it has not begun.
         """
         context = copy_context()
         context.run(_owner.set, owner)
@@ -105,18 +99,12 @@ class Coroutines:
         return value
 
     def cancel(self, owner: Hashable) -> bool:
-        """
-        End the wait for the coroutine of an owner, which is cancelled as soon as its loop can do so. Return whether
-        there was one.
-        """
+        """End the wait for the coroutine of an owner, which its loop cancels. Return whether there was one."""
         call = self._call_of(owner)
         return call is not None and call.future.cancel()
 
     def blocker_of(self, owner: Hashable) -> Hashable:
-        """
-        What blocks the loop in which the coroutine of an owner is: an owner, perhaps the same, or the loop itself if
-        that is unknown; `None` if nothing does.
-        """
+        """What blocks the loop of an owner's coroutine: an owner, the loop where that is unknown, or `None`."""
         call = self._call_of(owner)
         return None if call is None or call.loop.answers() else call.loop.current_owner or call.loop
 
@@ -242,9 +230,7 @@ class _Loop:
 
 
 class DaemonThreads(futures.ThreadPoolExecutor):
-    """
-    Give each call a daemon thread of its own, so that calls that hang hold up neither others nor the program's end.
-    """
+    """Give each call a daemon thread of its own: one that hangs holds up neither others nor the program's end."""
 
     def submit(self, function, /, *args, **kwargs) -> futures.Future:
         future: futures.Future = futures.Future()

@@ -91,12 +91,7 @@ class NLACConfig(TrainingOptions, RoleOptions, GenerationOptions, EnvironmentOpt
 
     def _check_values(self) -> None:
         """Check the options one by one."""
-        check_choices(
-            self,
-            "bootstrap",
-            "policy_loss_type",
-            "examples",
-        )
+        check_choices(self, "bootstrap", "policy_loss_type", "examples")
         check_at_least(
             self,
             1,

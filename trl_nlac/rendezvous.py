@@ -31,12 +31,7 @@ class Rendezvous:
         self._group = None if is_alone else dist.new_group(backend="gloo", timeout=_LONG)
 
     def wait(self, busy: str = _PLAYING) -> None:
-        """
-        Return when all processes have called this. One that waits long says what the others are busy with.
-
-        Raises:
-            RuntimeError: If one of them has ended.
-        """
+        """Return when all have called this; say what others are `busy` with. If one has ended: a `RuntimeError`."""
         if self._group is None:
             return
         arrival, start, next_report = dist.barrier(self._group, async_op=True), time.monotonic(), self.interval
@@ -52,10 +47,8 @@ class Rendezvous:
 def raise_on_all(error: BaseException | None) -> None:
     """
     Raise an error of one process on all of them, so that none waits for those that met it. All processes call this.
-
-    Raises:
-        BaseException: What this process met.
-        RuntimeError: If only others met something. The message names the first of them.
+    Raise `BaseException`: what this process met. Raise a `RuntimeError` if only others met something. The message
+    names the first of them.
     """
     met = gather_object([None if error is None else f"{type(error).__name__}: {printable(str(error))}"])
     if error is not None:

@@ -23,10 +23,7 @@ def is_zero3(plugin: DeepSpeedPlugin | None) -> bool:
 
 @contextmanager
 def loaded_whole() -> Iterator[None]:
-    """
-    Load the whole of a model on every process, in a run whose own model is sharded as it is loaded (ZeRO-3), or loaded
-    by the first process alone (FSDP).
-    """
+    """Load the whole of a model on every process, in a run that shards its own as it is loaded (ZeRO-3, FSDP)."""
     live = hf_deepspeed._hf_deepspeed_config_weak_ref
     hf_deepspeed.unset_hf_deepspeed_config()
     try:
@@ -47,10 +44,7 @@ class Place(NamedTuple):
 
 
 class LocalShard:
-    """
-    The values of a parameter that this process holds. In this class: all of them, for models that are not sharded (one
-    process, DDP).
-    """
+    """The values of a parameter that this process holds: here all of them, as nothing is sharded."""
 
     def __init__(self, parameter: nn.Parameter):
         is_counted = not dist.is_initialized() or dist.get_rank() == 0
@@ -161,10 +155,8 @@ def kept_gathered(model: nn.Module, reshards: bool, dtype: torch.dtype | None) -
     """
     Gather the weights that FSDP2 shards once, in `dtype` or that of the shards, for all passes within this context,
     which each process can then make alone. All processes must enter together. `reshards` says that FSDP2 otherwise
-    drops the weights of a module after its forward pass.
-
-    Raises:
-        RuntimeError: If the device has no room for all weights.
+    drops the weights of a module after its forward pass. Raise a `RuntimeError` if the device has no room for all
+    weights.
     """
     modules = [module for module in model.modules() if isinstance(module, FSDPModule)]
     _check_room(model, dtype)
@@ -190,7 +182,8 @@ def _check_room(model: nn.Module, dtype: torch.dtype | None) -> None:
     device = next((parameter.device for parameter in model.parameters() if isinstance(parameter, DTensor)), None)
     if device is None or device.type != "cuda":
         return
-    needed, free = gathered_bytes(model, dtype), free_bytes(device)
+    unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    needed, free = gathered_bytes(model, dtype), torch.cuda.mem_get_info(device)[0] + unused
     if needed > free:
         raise RuntimeError(
             "Under FSDP2 every process gathers the whole model to generate with transformers, or to compute verdict "
@@ -198,12 +191,6 @@ def _check_room(model: nn.Module, dtype: torch.dtype | None) -> None:
             "more GPUs, generate with vLLM (`use_vllm=True`), or, on one node, gather each layer for every token "
             "(`ds3_gather_for_generation=False`), which is slow."
         )
-
-
-def free_bytes(device: torch.device) -> int:
-    """Count the bytes of a GPU that PyTorch can still allocate."""
-    unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-    return torch.cuda.mem_get_info(device)[0] + unused
 
 
 def forget_gathered(model: nn.Module) -> None:

@@ -27,10 +27,7 @@ _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u20
 
 
 def printable(text: str) -> str:
-    r"""
-    Write the control characters of a text as escapes (`\x1b`), but newlines and tabs, so that a terminal shows them
-    and does not obey.
-    """
+    r"""Write control characters but newlines and tabs as escapes (`\x1b`), which a terminal shows, not obeys."""
     text = text.replace("\r\n", "\n").encode(errors="backslashreplace").decode()
     return _CONTROL.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
 

@@ -40,12 +40,7 @@ def write_json(path: str | Path, value: Any) -> None:
 
 
 def append_line(path: str | Path, line: str) -> None:
-    """
-    Append a line to a file of the package's own, after the end of one that a killed process did not finish.
-
-    Raises:
-        RunRefused: If the file is a link.
-    """
+    """Append a line to a file of the package's own, after a line that was not finished; refuse a link."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     refuse_link(path)
@@ -62,13 +57,7 @@ def refuse_link(path: Path) -> None:
 
 
 def refuse_links(folder: str | Path) -> None:
-    """
-    Look for links in a folder before anything is written into it, by libraries that follow them, too. In checkpoints
-    nothing is written, so these can have links, or be some.
-
-    Raises:
-        RunRefused: If there is one that leads out of the folder.
-    """
+    """Raise [`RunRefused`] if a link leads out of a folder into which libraries write; checkpoints can have them."""
     inside = os.path.realpath(folder) + os.sep
     for parent, folders, files in os.walk(folder):
         folders[:] = [name for name in folders if not name.startswith("checkpoint-")]

@@ -10,8 +10,8 @@ import re
 from functools import cache
 from typing import Any
 
-from trl_nlac.environments.embedded.dialogues import Steps
-from trl_nlac.environments.embedded.guess_the_number_dialogues import (
+from benchmarks.tiny_models.dialogues import Steps
+from benchmarks.tiny_models.guess_the_number_dialogues import (
     GAME,
     NUM_GUESSES,
     NUMBERS,

@@ -13,19 +13,18 @@ from typing import TYPE_CHECKING, Any
 from datasets import Dataset
 
 from benchmarks.learning.guess_the_number import REFERENCES, GuessTheNumberEnvironment
+from benchmarks.relay.house import RelayHouse
+from benchmarks.tiny_models.guess_the_number_dialogues import MAX_ACTIONS
+from benchmarks.tiny_models.samples import GUESS_THE_NUMBER_PROMPTS, make_role_samples
 from trl_nlac import NLACPrompts
 from trl_nlac.environments import ServiceDesk, ServiceDeskEnvironment, StepResult, TextEnvironment
 from trl_nlac.environments.embedded import (
     COMPACT_PROMPTS,
-    GUESS_THE_NUMBER_PROMPTS,
     TINY_MODEL,
     make_environment,
-    make_role_samples,
     make_tasks,
 )
-from trl_nlac.environments.embedded.guess_the_number_dialogues import MAX_ACTIONS
 from trl_nlac.environments.embedded.names import CUSTOMERS, HELD_OUT_CUSTOMERS
-from trl_nlac.environments.embedded.relay import RelayHouse
 from trl_nlac.environments.embedded.service_desk import format_call
 
 
@@ -33,7 +32,7 @@ if TYPE_CHECKING:
     from peft import PeftConfig
 
 
-# Built by examples/scripts/build_tiny_model.py; each has a README.md.
+# Built by benchmarks/tiny_models/build.py; each has a README.md.
 BASE_MODEL = str(Path(__file__).parent / "base_model")
 BASE_MODELS = {variant: f"{BASE_MODEL}_{variant}" for variant in ("noisy", "delayed", "guess_the_number")}
 

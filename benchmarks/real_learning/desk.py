@@ -14,6 +14,7 @@ from typing import Any
 
 from datasets import Dataset
 
+from benchmarks.tiny_models.service_desk_dialogues import KNOWN_REQUESTS, follow
 from trl_nlac import NLACPrompts
 from trl_nlac.environments import ServiceDesk, ServiceDeskEnvironment, StepResult
 from trl_nlac.environments.embedded.names import CUSTOMERS, HELD_OUT_CUSTOMERS
@@ -28,7 +29,6 @@ from trl_nlac.environments.embedded.service_desk import (
     has_ended,
     parse_call,
 )
-from trl_nlac.environments.embedded.service_desk_dialogues import KNOWN_REQUESTS, follow
 from trl_nlac.types import Message, Transition
 
 

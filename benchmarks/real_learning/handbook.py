@@ -12,10 +12,10 @@ from collections.abc import Callable
 from typing import Any
 
 from benchmarks.real_learning.desk import SpokenDesk, SpokenDeskOracle, Teacher, asked_values, request_of
+from benchmarks.tiny_models.service_desk_dialogues import KNOWN_REQUESTS, follow
 from trl_nlac import NLACPrompts
 from trl_nlac.environments import ServiceDesk, StepResult, TextEnvironment
 from trl_nlac.environments.embedded.service_desk import NUM_REQUESTS, VALUES, Call, DeskState, format_call, parse_call
-from trl_nlac.environments.embedded.service_desk_dialogues import KNOWN_REQUESTS, follow
 from trl_nlac.types import Message, Transition
 
 

@@ -9,7 +9,7 @@ def test_the_table_is_that_of_the_results():
     reports = attacks.read_reports()
     assert (
         reports.keys() >= {"kills", "chaos"}
-        and attacks.table(reports) in (Path(__file__).parents[2] / "SECURITY.md").read_text()
+        and attacks.table(reports) in (Path(__file__).parents[2] / "docs" / "SECURITY.md").read_text()
     )
     changed = reports["chaos"] | {"problems": [{"number": 1}]}
     assert attacks.table(reports | {"chaos": changed}) != attacks.table(reports)

@@ -12,7 +12,7 @@ from benchmarks.learning.guess_the_number import (
     num_won_after,
 )
 from benchmarks.learning.tasks import make_task
-from trl_nlac.environments.embedded.guess_the_number_dialogues import (
+from benchmarks.tiny_models.guess_the_number_dialogues import (
     FOUND,
     HIGHER,
     LOWER,

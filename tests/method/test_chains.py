@@ -58,10 +58,7 @@ def roles():
 
 def refine(roles, transitions):
     return answer_each(
-        roles,
-        "refine",
-        transitions,
-        lambda places: refine_attempts(roles, sample_attempts(roles, [transitions[place] for place in places])),
+        roles, "refine", transitions, lambda drawn: refine_attempts(roles, sample_attempts(roles, drawn))
     )
 
 
@@ -91,18 +88,13 @@ def test_answers_depend_on_the_seed_alone(roles):
 def test_draws_of_one_transition_ask_the_same_greedy_prompt_once(roles):
     _, last = transitions = make_transitions(roles)
     drawn = [last, *transitions, last]
-    targets = answer_each(
-        roles,
-        "target",
-        drawn,
-        lambda places: bellman_targets(roles, [drawn[place] for place in places], "monte_carlo"),
-    )
+    targets = answer_each(roles, "target", drawn, lambda some: bellman_targets(roles, some, "monte_carlo"))
     assert sorted(roles.generator.batch_sizes) == [1, 1]  # the backup is greedy
     assert targets[0].prompt.ids == targets[2].prompt.ids == targets[3].prompt.ids != targets[1].prompt.ids
 
 
 def test_an_error_ends_all_chains(roles):
-    def fail(places):
+    def fail(transitions):
         raise ConnectionError("the server is gone")
 
     with pytest.raises(ConnectionError, match="the server is gone"):

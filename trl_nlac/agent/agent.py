@@ -209,12 +209,7 @@ class NLACAgent:
         return self.act_on(prompts, refine, num_candidates, alpha, judge)
 
     def act_on(
-        self,
-        prompts: list[Prompt],
-        refine: int = 0,
-        num_candidates: int = 1,
-        alpha: float = 1.0,
-        judge: bool = False,
+        self, prompts: list[Prompt], refine: int = 0, num_candidates: int = 1, alpha: float = 1.0, judge: bool = False
     ) -> list[AgentAction]:
         """Choose the next action for conversations in tokens, see [`encode`]."""
         sampling = self.roles.samplings["evaluation"]
@@ -254,10 +249,7 @@ class NLACAgent:
         return [self._action(choice) for choice in choices]
 
     def critique(
-        self,
-        messages: list[Message],
-        action: str | Message | None = None,
-        tools: list[dict[str, Any]] | None = None,
+        self, messages: list[Message], action: str | Message | None = None, tools: list[dict[str, Any]] | None = None
     ) -> Judgement | None:
         """
         Judge any proposed action.
@@ -396,10 +388,7 @@ class NLACAgent:
         return self._encode(read, tools)
 
     def proposed(
-        self,
-        messages: list[Message],
-        action: str | Message | None = None,
-        tools: list[dict[str, Any]] | None = None,
+        self, messages: list[Message], action: str | Message | None = None, tools: list[dict[str, Any]] | None = None
     ) -> Answer:
         """
         Encode any proposed action as if the policy had sampled it.

@@ -92,10 +92,7 @@ class AsyncNLACAgent:
         return await self._ask(self.agent.refine_on, (rounds,), self.agent.proposed(messages, action, tools))
 
     async def critique(
-        self,
-        messages: list[Message],
-        action: str | Message | None = None,
-        tools: list[dict[str, Any]] | None = None,
+        self, messages: list[Message], action: str | Message | None = None, tools: list[dict[str, Any]] | None = None
     ) -> Judgement | None:
         """As [`NLACAgent.critique`]."""
         return await self._ask(self.agent.critique_on, (), self.agent.proposed(messages, action, tools))

@@ -6,13 +6,7 @@ from importlib.util import find_spec
 from typing import Any
 
 import torch
-from transformers import (
-    AutoConfig,
-    AutoModelForCausalLM,
-    AutoModelForImageTextToText,
-    AutoTokenizer,
-    PreTrainedModel,
-)
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText, AutoTokenizer, PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 from transformers.utils import cached_file
 
@@ -44,10 +38,7 @@ def load_backend(
     trust_remote_code: bool,
     backend_kwargs: dict[str, Any],
 ) -> tuple[Generator, ChatEncoder, PreTrainedModel | None]:
-    """
-    Load the generator of an agent, see [`~agent.agent.NLACAgent.from_pretrained`], the encoder of conversations, and
-    the model, if it is one of transformers in this process.
-    """
+    """Load the generator of an agent, the encoder, and the model, if it is one of transformers in this process."""
     is_endpoint = backend.startswith(("http://", "https://"))
     if backend not in ("transformers", "vllm") and not is_endpoint:
         raise ValueError(

@@ -45,10 +45,7 @@ def act_better(
     alpha: float = 1.0,
     sampling: Sampling | None = None,
 ) -> list[Answer]:
-    """
-    Answer states with the actions of [`choose_actions`], for [`~episodes.rollout.play_episodes`]. Only candidates are
-    scored.
-    """
+    """Answer states with the actions of [`choose_actions`], for `play_episodes`. Only candidates are scored."""
     _check_range("refine", refine, 0)
     choices = choose_actions(roles, prompts, 0, num_candidates, alpha, sampling, seeds)
     answers = [choice.answer for choice in choices]
@@ -68,10 +65,8 @@ def choose_actions(
 ) -> list[Choice]:
     """
     Choose an action in each state; the numbers are those of [`~agent.agent.NLACAgent.act`]. `sampling` replaces the
-    policy's own, and `seeds`, one for each state, torch's global generator.
-
-    Raises:
-        ValueError: If a number is out of range.
+    policy's own, and `seeds`, one for each state, torch's global generator. Raise a `ValueError` if a number is out of
+    range.
     """
     _check_range("refine", refine, 0)
     _check_range("num_candidates", num_candidates, 1)
@@ -167,10 +162,8 @@ def refine_in_hindsight(roles: Roles, transitions: list[Transition]) -> tuple[li
     """
     Judge stored actions knowing what followed in their whole episodes, and refine them with that as their critique. Of
     an episode that was cut it is known up to the cut, and guessed from there. Return the judgements, Monte Carlo
-    targets, and the refinements, see [`refine_attempts`].
-
-    Raises:
-        ValueError: If critiques weigh several futures: a judgement is one future then, without a verdict.
+    targets, and the refinements, see [`refine_attempts`]. Raise a `ValueError` if critiques weigh several futures: a
+    judgement is one future then, without a verdict.
     """
     if roles.options.num_futures > 1:
         raise ValueError(
@@ -185,10 +178,8 @@ def predict_futures(roles: Roles, state_actions: list[Prompt], k: int) -> list[l
     """
     Sample k futures of each action, d ~ M(. | s, a): from the successor model (p_pred), or, where the critic answers
     with future and verdict in one (k = 1 in training), from its critiques. A greedy role samples at temperature 1.
-    Return those that could be parsed.
-
-    Raises:
-        ValueError: If `k` is less than 1, or a task is a single step, which has no future.
+    Return those that could be parsed. Raise a `ValueError` if `k` is less than 1, or a task is a single step, which
+    has no future.
     """
     if k < 1:
         raise ValueError(f"`k` must be at least 1, got {k}.")

@@ -111,12 +111,9 @@ class Guard:
 
 def outcomes(decisions: Sequence[str], failures: Sequence[bool]) -> dict[str, float]:
     """
-    Measure a guard on logged actions.
-
-    Returns:
-        `dict[str, float]`: `recall`, the share of the actions of failures that are blocked; `false_blocks`, that of
-        successes; `abstained`, the share of all; and `recall_of_decided`, `false_blocks_of_decided`, the same shares
-        without those on which it abstains.
+    Measure a guard on logged actions: `recall`, the share of the actions of failures that are blocked; `false_blocks`,
+    that of successes; `abstained`, the share of all; and the same shares `_of_decided`, without those on which it
+    abstains.
     """
     pairs = list(zip(decisions, failures, strict=True))
     decided = [pair for pair in pairs if pair[0] != "abstain"]
@@ -142,11 +139,8 @@ def calibrate_by_half(
     """
     Calibrate a guard by half of the logged conversations, and measure it on the others. `judged` has for each action
     the number of its conversation, the critic's judgement, and whether the conversation failed. Return the guard, its
-    [`outcomes`], and the number of actions that measured it.
-
-    Raises:
-        ValueError: If there is not at least one success and one failure, with critiques that can be read, in the first
-            half, or none of either in the second.
+    [`outcomes`], and the number of actions that measured it. Raise a `ValueError` if there is not at least one success
+    and one failure, with critiques that can be read, in the first half, or none of either in the second.
     """
     half_of = _split({number: failed for number, _, failed in judged})
     halves: tuple[list, list] = ([], [])

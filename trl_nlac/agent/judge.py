@@ -173,7 +173,9 @@ class JudgeReward:
             score = parse_score(said)
             if score is not None:
                 self.counts["judged"] += 1
-                self._keep(key, score)
+                self._scores[key] = score
+                if self.cache is not None:
+                    append_line(self.cache, json.dumps({"key": key, "score": score}))
                 return score
             problem = f"{answers} has no line `Score: N` from 0 to {BEST}: {said!r:.200}"
         self.counts["failed"] += 1
@@ -190,11 +192,6 @@ class JudgeReward:
             self.counts[name] += number if isinstance(number, int) else 0
         return read_said(body)
 
-    def _keep(self, key: str, score: float) -> None:
-        self._scores[key] = score
-        if self.cache is not None:
-            append_line(self.cache, json.dumps({"key": key, "score": score}))
-
 
 def parse_score(text: str) -> float | None:
     """Parse the score of an answer, from 0 to 1; `None` if there is none, or several that differ."""
@@ -205,12 +202,7 @@ def parse_score(text: str) -> float | None:
 
 
 def transcript(prompt: str | list[Message], completion: str | list[Message]) -> str:
-    """
-    Write a conversation as text for a reader, see [`~chat.message_reader`].
-
-    Raises:
-        ValueError: If it is none.
-    """
+    """Write a conversation as text for a reader; raise a `ValueError` if it is none."""
     before = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
     after = [{"role": "assistant", "content": completion}] if isinstance(completion, str) else completion
     lines = []

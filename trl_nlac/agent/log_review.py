@@ -54,10 +54,7 @@ def readable_rows(
 
 
 class LogReview:
-    """
-    Conversations, some for measuring the critic (`held_out`) and some for its findings. The same steps, at most
-    `num_critiques` for either, are judged each time.
-    """
+    """Conversations for measuring the critic (`held_out`) and for findings: the same steps are judged each time."""
 
     def __init__(self, rows: list[dict[str, Any]], held_out: list[dict[str, Any]], num_critiques: int, seed: int):
         self.logs, self.held_out = logs_dataset(rows), logs_dataset(held_out)
@@ -76,10 +73,7 @@ class LogReview:
         """
         Find the steps at which conversations went wrong: those of failures to which the critic says no, the surest
         first, at most one for each conversation, and `number` in all. Return them, and the number of steps that were
-        judged.
-
-        Raises:
-            ValueError: If the agent's critiques weigh several futures (`num_futures`).
+        judged. Raise a `ValueError` if the agent's critiques weigh several futures (`num_futures`).
         """
         episodes = episodes_of(agent, self.logs)
         failures = [i for i, episode in enumerate(episodes) if episode.score < agent.options.success_threshold]
@@ -123,12 +117,9 @@ def critic_metrics(
     judged: list[tuple[int, int, Judgement | None, Episode]], success_threshold: float
 ) -> dict[str, float]:
     """
-    Measure how well verdicts agree with outcomes.
-
-    Returns:
-        `dict[str, float]`: `steps`, the number judged, `readable`, the share of critiques in their format, `brier` and
-        `auroc` of the verdict scores, `agreement`, the share of verdicts that are as the outcome, and
-        `agreement_of_last_steps`, the same of the last steps of conversations.
+    Measure how well verdicts agree with outcomes: `steps`, the number judged, `readable`, the share of critiques in
+    their format, `brier` and `auroc` of the verdict scores, `agreement`, the share of verdicts that are as the
+    outcome, and `agreement_of_last_steps`, the same of the last steps of conversations.
     """
     known = [
         (judgement, float(episode.score >= success_threshold), t == len(episode.turns) - 1)

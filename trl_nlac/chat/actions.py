@@ -39,10 +39,7 @@ def parse_text(text: str) -> str | None:
 
 
 def parse_react(text: str) -> str | None:
-    """
-    Parse the action of `Thought: ... Action: ...`, without an observation that the model invented after it; `None` if
-    it breaks the format.
-    """
+    """Parse the action of `Thought: ... Action: ...`, up to an invented observation; `None` if it is not so."""
     tags = _react_tags(text)
     if tags is None:
         return None
@@ -55,10 +52,7 @@ def parse_react(text: str) -> str | None:
 
 
 def parse_plain(text: str) -> str | None:
-    """
-    Parse an answer without a thought, as an environment may ask for it: what follows `Action:`, or, without any tag,
-    the whole text. `None` if there is a thought.
-    """
+    """Parse an answer without a thought: what follows `Action:`, or, without any tag, all of it; else `None`."""
     if _THOUGHT.search(text):
         return None
     return parse_react(f"Thought: none\n{text}") if any(tag.search(text) for tag in _TAGS) else parse_text(text)
@@ -90,10 +84,8 @@ def choose_format(
     Choose the format of actions, and log it if the options leave it open (`None`): `"tool_call"` where there are tools
     and the chat template supports them; elsewhere `"text"` if `brings_tools` or `is_single_step`, and otherwise
     `"react"`. An agent that brings its tools, if it has any, brings its own words about answers, too, which `"react"`
-    would contradict. In a single step tasks are prompts, whose answers are taken as they are.
-
-    Raises:
-        ValueError: If the name of a tool contains a token of the tokenizer's own, or a call of it is not read back.
+    would contradict. In a single step tasks are prompts, whose answers are taken as they are. Raise a `ValueError` if
+    the name of a tool contains a token of the tokenizer's own, or a call of it is not read back.
     """
     if name is not None:
         if name != "tool_call" or chat.calls_tools:
@@ -113,10 +105,8 @@ def choose_format(
 class ActionFormat:
     """
     The format of actions in a conversation: `"react"`, `"text"` or `"tool_call"`, which is the chat template's own. If
-    it does not keep the history, each state is the last observation.
-
-    Raises:
-        ValueError: If the chat template does not support the format.
+    it does not keep the history, each state is the last observation. Raise a `ValueError` if the chat template does
+    not support the format.
     """
 
     def __init__(self, chat: ChatEncoder, name: str, keeps_history: bool = True):
@@ -133,12 +123,7 @@ class ActionFormat:
         self._held_tools: set[str] = set()  # JSON of tools that were checked
 
     def check_tools(self, tools: Sequence[dict[str, Any]]) -> None:
-        """
-        Check that the policy can call tools: that a call of each, as the chat template writes it, is read back.
-
-        Raises:
-            ValueError: If it is not, or the name of a tool contains a token of the tokenizer's own.
-        """
+        """Raise a `ValueError` unless a call of each tool, as the chat template writes it, is read back."""
         self.chat.template.check_tools(tools)
         for tool in tools if self.calls_tools else ():
             written = json.dumps(tool)
@@ -157,10 +142,7 @@ class ActionFormat:
             self._held_tools.add(written)
 
     def is_held(self, message: Message, tools: Sequence[dict[str, Any]] = ()) -> bool | None:
-        """
-        Whether the calls of a message, as the chat template writes them, are read as what they were; `None` if they
-        cannot be read.
-        """
+        """Whether calls, as the chat template writes them, are read as what they were; `None` if they cannot be."""
         written = self.chat.completion(message)
         opening = self.chat.template.opening_ids
         action = self.read(Prompt.of(opening, tuple(tools), len(opening)), written)[1]
@@ -216,10 +198,7 @@ class ActionFormat:
         return self.chat.completion(call_message(calls) if calls else self.text(action, thought))
 
     def message(self, action: str | None, text: str, token_ids: list[int]) -> Message:
-        """
-        Write an answer of the policy as a message: with its tool calls, or as text, and with its chain of thought
-        where the template keeps it. An answer that is no action keeps its raw text.
-        """
+        """Write an answer as a message: its tool calls, or text, and its thoughts, as the template keeps them."""
         calls = self._calls(action)
         if calls:
             beside = self.chat.text_beside_calls(token_ids) if self.chat.has_call(token_ids) else ""
@@ -231,10 +210,7 @@ class ActionFormat:
         return message | {template.reasoning_field: thought} if thought else message
 
     def shown(self, messages: list[Message]) -> list[Message]:
-        """
-        Write messages that open a conversation in a way that the chat template shows: without tool calls of its own
-        format they are JSON, as in the policy's actions, and their results are the user's words.
-        """
+        """Write opening messages as the template shows them: without its format calls are JSON, results a user's."""
         if self.calls_tools:
             return messages
         written: list[Message] = []
@@ -249,10 +225,7 @@ class ActionFormat:
         return written
 
     def replies(self, action: str | None, observation: str, words: str = "") -> list[Message]:
-        """
-        Write the environment's answer as messages: the user's, or results of tools, and then the user's with the
-        `words` that end it.
-        """
+        """Write the environment's answer as messages of the user or results of tools, then the user's `words`."""
         tools = self._tools(action)
         if not tools:
             return [{"role": "user", "content": observation}]
@@ -261,22 +234,14 @@ class ActionFormat:
         return [*replies, {"role": "user", "content": words}] if words else replies
 
     def observation_ids(self, last_id: int, action: str, observation: str, words: str = "") -> list[int]:
-        """
-        Encode the environment's answer to `action`, whose last token is `last_id`. It can end with `words` of a user
-        after the results of tools.
-        """
+        """Encode the answer to `action`, which ends with `last_id`, and `words` of a user after results of tools."""
         tools = self._tools(action)
         if not tools:
             return self.chat.reply(last_id, observation)
         return self.chat.results(last_id, parse_results(before_words(observation, words), len(tools)), tools, words)
 
     def check_words_after(self, action: str) -> None:
-        """
-        Check that a user can speak after the results of the tools that `action` calls.
-
-        Raises:
-            ValueError: If the chat template cannot show it.
-        """
+        """Raise a `ValueError` if the template cannot show a user's words after the results of `action`."""
         tools = self._tools(action)
         if tools and self.keeps_history:
             self.chat.template.tool_scaffold(tools, True)

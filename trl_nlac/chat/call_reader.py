@@ -325,10 +325,7 @@ def _structures(text: str) -> Iterator[tuple[int, int, Any]]:
 
 
 def _elements(kind: str, text: str) -> Iterator[tuple[int, int, str, str | None]]:
-    """
-    The outer ones of `<kind=name>...</kind>` in a text: start, end, name, and what they hold. It is `None` where a tag
-    has no other.
-    """
+    """The outer `<kind=name>...</kind>` in a text: start, end, name and content; `None` without a second tag."""
     opening, depth = None, 0
     for tag in re.finditer(rf"<{kind}=[\"']?(?P<name>[\w.-]+)[\"']?>|</{kind}>", text):
         opening = opening or tag

@@ -31,11 +31,8 @@ class ChatEncoder:
 
     A conversation ends with the opening of an assistant's turn. Tokens that the template adds only before an answer
     (`<think>`, for example) are the `prefill`: they precede the sampled tokens, but do not stay in the conversation.
-    Neither does a chain of thought, where the template drops it from earlier turns.
-
-    Raises:
-        ValueError: If the tokenizer has no chat template, or one under which earlier turns change as a conversation
-            grows.
+    Neither does a chain of thought, where the template drops it from earlier turns. Raise a `ValueError` if the
+    tokenizer has no chat template, or one under which earlier turns change as a conversation grows.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, chat_template_kwargs: dict[str, Any] | None = None):
@@ -60,12 +57,9 @@ class ChatEncoder:
         Encode a conversation, up to the assistant's answer, with the tools that the template shows. An assistant's
         message can have `tool_calls`, with arguments as an object or as JSON text, and its chain of thought in the
         field that the template reads, which is shown where the template keeps it. The results of tools follow their
-        calls.
-
-        Raises:
-            ValueError: If a message has another role, two messages of the assistant follow each other, the name of a
-                tool contains a token of the tokenizer's own, results do not belong to calls, or the template cannot
-                show the conversation.
+        calls. Raise a `ValueError` if a message has another role, two messages of the assistant follow each other, the
+        name of a tool contains a token of the tokenizer's own, results do not belong to calls, or the template cannot
+        show the conversation.
         """
         unknown = [message["role"] for message in messages if message["role"] not in SPEAKERS]
         if unknown:
@@ -94,30 +88,19 @@ class ChatEncoder:
         return self.reply(last_id, words) if replies else []
 
     def reply(self, last_id: int, content: str) -> list[int]:
-        """
-        Encode the user's message after an assistant's turn, up to the assistant's next answer. If the turn was cut
-        off, so that its `last_id` is another one, its end-of-turn token comes first.
-        """
+        """Encode the user's message after an assistant's turn, which is ended if its `last_id` does not end it."""
         scaffold = Scaffold(self.template.user_header, [self.template.opening])
         return self._end(last_id) + self._join(scaffold, [content])
 
     def results(self, last_id: int, contents: list[str], tools: tuple[str, ...], words: str = "") -> list[int]:
-        """
-        Encode the results of the `tools` that an assistant's turn called, in place of a user's message; or before it,
-        if a user has said `words` after them.
-        """
+        """Encode results of the `tools` that a turn called, in place of a user's message, or before its `words`."""
         around = self.template.tool_scaffold(tools, bool(words))
         if around.as_json:
             contents = [json.dumps(content, ensure_ascii=False) for content in contents]
         return self._end(last_id) + self._join(around.scaffold, [*contents, words] if words else contents)
 
     def past_turn(self, message: str | Message) -> list[int]:
-        """
-        Encode an assistant's turn as it stands within a conversation.
-
-        Raises:
-            ValueError: If the template cannot show it: several tool calls where it shows one, for example.
-        """
+        """Encode an assistant's turn within a conversation; a `ValueError` if the template cannot show it."""
         message = _from_assistant(message)
         if message.get("tool_calls"):
             return self._encode_turn(message, self.template.call_end_id)
@@ -126,13 +109,7 @@ class ChatEncoder:
         return [*self.template.header, *self._encode(message["content"].strip()), self.end_of_turn_id]
 
     def completion(self, message: str | Message) -> list[int]:
-        """
-        Encode an assistant's turn as if the model had sampled it after the prefill: with a chain of thought if the
-        message has one and the template keeps it.
-
-        Raises:
-            ValueError: If the template cannot show it.
-        """
+        """Encode a turn as if sampled after the prefill; raise a `ValueError` if the template cannot show it."""
         message, template = _from_assistant(message), self.template
         turn, number = self.past_turn(message), len(self.prefill)
         if not message.get("tool_calls"):
@@ -192,10 +169,7 @@ class ChatEncoder:
         return _without_middle(text, max(0, longest - 1))
 
     def marked(self, token_ids: list[int], mark: str) -> list[int]:
-        """
-        Add a mark to the user's message at the end of a conversation, unless it is there. The tokens end with the
-        opening of the assistant's turn.
-        """
+        """Add a mark to the user's message at the end of an opening, whose last tokens begin the assistant's turn."""
         opening, mark = self.template.opening, mark.strip()
         said = token_ids[: len(token_ids) - len(opening.token_ids)]
         if self.tokenizer.decode(said).rstrip().endswith(mark):
@@ -257,10 +231,7 @@ class ChatEncoder:
         return format_tool_calls(calls)
 
     def _is_exact(self, calls: list[tuple[str, dict[str, Any]]], token_ids: list[int]) -> bool:
-        """
-        Whether calls that were read in an answer would be written as in it, where values stand in markup as they are:
-        with the same texts in the same places, and nothing between them that was not read.
-        """
+        """Whether read calls would be written as they stand in the answer, with nothing between them left unread."""
         pattern = self.template.value_pattern
         if pattern is None:
             return True

@@ -42,10 +42,7 @@ def read_conversation(messages: Any) -> tuple[list[Message], list[int]]:
     Read messages as a conversation between a user and the assistant, who can call tools; see the table. The new
     messages have `role` and `content` (text), and where they have them `tool_calls` (with arguments as JSON text),
     `tool_call_id`, `name` and thoughts. Returned with them, for each message that was given: the index of the one that
-    it has become or is part of.
-
-    Raises:
-        ValueError: If they are none.
+    it has become or is part of. Raise a `ValueError` if they are none.
     """
     if (
         not isinstance(messages, list)
@@ -80,12 +77,7 @@ def read_conversation(messages: Any) -> tuple[list[Message], list[int]]:
 
 
 def read_question(messages: Any) -> list[Message]:
-    """
-    Read messages that are to be answered, see [`read_conversation`].
-
-    Raises:
-        ValueError: If they are none: also, if they end with the assistant's, which would be an answer that has begun.
-    """
+    """Read messages that wait for an answer, see [`read_conversation`]; raise a `ValueError` if they do not."""
     read, _ = read_conversation(messages)
     if read[-1]["role"] == "assistant":
         raise ValueError("the last message is the assistant's, so there is nothing to answer: end with the user's")
@@ -93,12 +85,7 @@ def read_question(messages: Any) -> list[Message]:
 
 
 def read_message(message: Message, number: int = 0) -> Message:
-    """
-    Read one message, which is named by its number; see the table.
-
-    Raises:
-        ValueError: If it is none.
-    """
+    """Read one message, which is named by its number, see the table; a `ValueError` if it is none."""
     role = _ROLES.get(message["role"], message["role"]) if isinstance(message["role"], str) else message["role"]
     if role not in SPEAKERS:
         raise ValueError(f"the role {role!r} is none of {', '.join(SPEAKERS)}")
@@ -128,10 +115,7 @@ def first_answer(messages: Sequence[Message]) -> int:
 
 
 def in_unicode(text: str) -> str:
-    """
-    Copy text, without what a subclass of `str` adds. Half characters, which JSON can hold and no tokenizer takes,
-    become marks.
-    """
+    """Copy text, without what a subclass of `str` adds. Half characters, which no tokenizer takes, become marks."""
     return str.encode(text, errors="replace").decode()
 
 

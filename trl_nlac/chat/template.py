@@ -42,10 +42,7 @@ _EXACT = {
 
 @dataclass(frozen=True)
 class Piece:
-    """
-    What a template puts after a text: white space, which is encoded together with the text, as in the whole
-    conversation, and tokens after it.
-    """
+    """What a template puts after a text: white space, which is encoded together with the text, and tokens after it."""
 
     space: str
     token_ids: list[int]
@@ -70,11 +67,9 @@ class ToolScaffold:
 
 class ChatTemplate:
     """
-    The scaffold of a chat template: the tokens around messages, learned from a few rendered conversations.
-
-    Raises:
-        ValueError: If the tokenizer has no chat template, or one under which earlier turns change as a conversation
-            grows.
+    The scaffold of a chat template: the tokens around messages, learned from a few rendered conversations. Raise a
+    `ValueError` if the tokenizer has no chat template, or one under which earlier turns change as a conversation
+    grows.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, kwargs: dict[str, Any]):
@@ -129,12 +124,7 @@ class ChatTemplate:
         return fitted
 
     def check_tools(self, tools: Iterable[dict[str, Any]]) -> None:
-        """
-        Check the names of tools.
-
-        Raises:
-            ValueError: If one contains a token of the tokenizer's own.
-        """
+        """Raise a `ValueError` if the name of a tool contains a token of the tokenizer's own."""
         names = [tool.get("function", tool).get("name") for tool in tools]
         wrong = [name for name in names if isinstance(name, str) and self.plain_text.has_tag(name)]
         if wrong:
@@ -164,10 +154,7 @@ class ChatTemplate:
         """
         Cut an assistant's turn where its chain of thought and its content are, into what stands around them, after the
         opening of the turn, and those of them that the template shows in the turn. The last piece extends beyond its
-        end.
-
-        Raises:
-            ValueError: If the template cannot show the turn.
+        end. Raise a `ValueError` if the template cannot show the turn.
         """
         names = tuple(call["function"]["name"] for call in message.get("tool_calls") or [])
         if names and not self.calls_tools:

@@ -27,12 +27,7 @@ _tried: set[str] = set()
 
 
 def refuse_endless(tokenizer: PreTrainedTokenizerBase, kwargs: dict[str, Any]) -> None:
-    """
-    Render short conversations of each kind, once for each template, within limits, which only Linux has.
-
-    Raises:
-        ValueError: If they take more than 10 s of CPU time, 1 GiB of memory or a million characters.
-    """
+    """Render short conversations; a `ValueError` beyond 10 s of CPU time, 1 GiB, or a million characters (Linux)."""
     key = repr((tokenizer.chat_template, kwargs))
     if key in _tried or sys.platform != "linux":
         return

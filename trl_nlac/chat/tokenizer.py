@@ -2,13 +2,7 @@
 
 """A tokenizer that agrees with its model."""
 
-from transformers import (
-    AutoProcessor,
-    GenerationConfig,
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-    ProcessorMixin,
-)
+from transformers import AutoProcessor, GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase, ProcessorMixin
 
 from ..private_names import get_config_model_id
 
@@ -18,10 +12,7 @@ def load_processing_class(
 ) -> PreTrainedTokenizerBase | ProcessorMixin:
     """
     Load the tokenizer of a model, or the processor of a multimodal one, from `folder`. If it is `None`, it is that of
-    the model, or of the base model of an adapter.
-
-    Raises:
-        ValueError: If it cannot be loaded.
+    the model, or of the base model of an adapter. Raise a `ValueError` if it cannot be loaded.
     """
     name = folder or get_config_model_id(model.config)
     try:
@@ -34,11 +25,9 @@ def tokenizer_of(
     processing_class: PreTrainedTokenizerBase | ProcessorMixin, model: PreTrainedModel
 ) -> PreTrainedTokenizerBase:
     """
-    Return a tokenizer, or that of a processor, with a padding token that it and the model use.
-
-    Raises:
-        ValueError: If it has neither a padding nor an end-of-sequence token.
-        TypeError: If `processing_class` is neither a tokenizer nor a processor.
+    Return a tokenizer, or that of a processor, with a padding token that it and the model use. Raise a `ValueError` if
+    it has neither a padding nor an end-of-sequence token. Raise a `TypeError` if `processing_class` is neither a
+    tokenizer nor a processor.
     """
     if isinstance(processing_class, ProcessorMixin):
         processing_class = processing_class.tokenizer
@@ -59,12 +48,7 @@ def tokenizer_of(
 def ending_token_ids(
     tokenizer: PreTrainedTokenizerBase, stop_ids: list[int], generation_config: GenerationConfig | None = None
 ) -> list[int]:
-    """
-    List every token that ends a completion: those of the template, of the tokenizer and of the model.
-
-    Raises:
-        ValueError: If those of the model are no tokens.
-    """
+    """List the tokens that end a completion, of template, tokenizer and model, which can be wrong: a `ValueError`."""
     declared = generation_config.eos_token_id if generation_config else None
     declared = declared if isinstance(declared, list) else [declared]
     if not all(isinstance(token_id, int | None) for token_id in declared):

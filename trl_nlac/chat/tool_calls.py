@@ -25,10 +25,7 @@ def format_tool_calls(calls: list[tuple[str, dict[str, Any]]]) -> str:
 
 
 def is_writable(calls: list[tuple[str, dict[str, Any]]]) -> bool:
-    """
-    Whether calls can be written as JSON in Unicode, and everything that handles them can follow their nesting: neither
-    infinite numbers, nor half characters, nor more than `MAX_NESTING` containers in one another.
-    """
+    """Whether calls can be JSON in Unicode, without infinite numbers, and not nested beyond `MAX_NESTING`."""
     containers, depth = [calls], 0
     while containers:
         items = [item for one in containers for item in (one.values() if isinstance(one, dict) else one)]
@@ -75,10 +72,7 @@ def call_message(calls: list[tuple[str, dict[str, Any]]], content: str = "") -> 
 
 
 def read_call(call: Any) -> tuple[str, dict[str, Any]] | None:
-    """
-    Read name and arguments of a call in a message: of OpenAI's form, in which arguments are JSON text, or of chat
-    templates, in which they are an object. `None` if it cannot be read.
-    """
+    """Read name and arguments of a call of OpenAI's form (JSON text) or of chat templates (an object), or `None`."""
     function = _function_of(call)
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
         return None
@@ -102,12 +96,7 @@ def _arguments_of(function: dict[str, Any]) -> Any:
 
 
 def read_calls_of(message: Message) -> list[tuple[str, dict[str, Any]]]:
-    """
-    Read the calls of a message, see [`read_call`].
-
-    Raises:
-        ValueError: If one cannot be read.
-    """
+    """Read the calls of a message, see [`read_call`]; a `ValueError` if one cannot be read."""
     calls = [read_call(call) for call in message.get("tool_calls") or []]
     if None in calls:
         raise ValueError("A tool call has no name, or its arguments are not a JSON object.")
@@ -115,23 +104,13 @@ def read_calls_of(message: Message) -> list[tuple[str, dict[str, Any]]]:
 
 
 def with_objects(message: Message) -> Message:
-    """
-    Write the arguments of a message's calls as objects, as chat templates take them.
-
-    Raises:
-        ValueError: If a call cannot be read.
-    """
+    """Write arguments of calls as objects, as chat templates take them; a `ValueError` if one cannot be read."""
     arguments = iter([arguments for _, arguments in read_calls_of(message)])
     return _with_functions(message, lambda function: {**function, "arguments": next(arguments)})
 
 
 def with_text(message: Message) -> Message:
-    """
-    Write the arguments of a message's calls as JSON text, as OpenAI does. What is text already stays as it is.
-
-    Raises:
-        ValueError: If JSON does not hold them.
-    """
+    """Write arguments of calls that are no text as JSON, as OpenAI does; a `ValueError` if JSON holds them not."""
 
     def change(function: dict[str, Any]) -> dict[str, Any]:
         if not isinstance(function.get("arguments"), dict):
@@ -156,10 +135,7 @@ def _with_functions(message: Message, change: Callable[[dict[str, Any]], dict[st
 
 
 def said(message: Message) -> tuple[str, str, str]:
-    """
-    What a message of any form says, to compare it with others: who says and calls what. Ids, the spacing of arguments
-    and the white space around texts are left out: clients echo them in other ways.
-    """
+    """Who says and calls what in a message of any form, without ids and spacing, which clients echo otherwise."""
     content, calls = message.get("content") or "", message.get("tool_calls") or []
     if isinstance(content, list):
         content = "".join(str(part.get("text")) for part in content if isinstance(part, dict))
@@ -174,10 +150,7 @@ def said(message: Message) -> tuple[str, str, str]:
 def results_in_order(calls: list[dict[str, Any]], results: list[Message]) -> list[Message]:
     """
     Put the results of tools in the order of their calls: by `tool_call_id`, or else by `name`, or as they stand where
-    they have neither.
-
-    Raises:
-        ValueError: If it is not clear which result answers which call.
+    they have neither. Raise a `ValueError` if it is not clear which result answers which call.
     """
     if len(results) != len(calls):
         raise ValueError(f"there are {len(results)} results of {len(calls)} tool calls")

@@ -19,10 +19,7 @@ class CommandError(Exception):
 
 
 def in_flags(message: str, flags: dict[str, str]) -> str:
-    """
-    Write options that a message names as in Python as on the command line: `max_turns=3` as `--max_turns 3`. `flags`
-    has what stands before the value of each option, by its name.
-    """
+    """Write options of a message as on the command line: `max_turns=3` as `--max_turns 3`, with its `flags` before."""
 
     def flag(match: re.Match) -> str:
         if match[1] not in flags:
@@ -43,10 +40,7 @@ def one_line_errors(before: str = "") -> Iterator[None]:
 
 @contextmanager
 def one_line_errors_of_files(name: str) -> Iterator[None]:
-    """
-    Turn whatever the libraries raise that read the files of a model or a dataset, which anybody can have written, into
-    a [`CommandError`] that begins with its name.
-    """
+    """Turn whatever libraries raise that read the files of a model or a dataset into a named [`CommandError`]."""
     try:
         with one_line_errors(f"{name}: "):
             yield

@@ -99,7 +99,9 @@ def run(words: list[str]) -> None:
     actions = _choose_actions(model, model_args, config, found)
     base = _load_agent(model, model_args, config, prompts)
     config.max_prompt_length = base.options.max_prompt_length  # which the model's context can have lowered
-    _refuse_long(found, actions, prompts, config)
+    found.rows, problems = readable_rows(found.rows, actions, prompts, config.max_prompt_length)
+    for problem in problems:
+        found.refuse(problem)
     _say_what_was_read(found, args.logs, config.success_threshold)
     if len(found.rows) < 2:
         raise CommandError(f"{', '.join(args.logs)}: fewer than two conversations can be read.")
@@ -212,13 +214,6 @@ def _choose_actions(
     return ActionFormat(chat, choose_format(config.action_format, chat, tools=[]), config.keep_history)
 
 
-def _refuse_long(found: LoggedConversations, actions: ActionFormat, prompts: NLACPrompts, config: NLACConfig) -> None:
-    """Take out, and count, the conversations that the model cannot read."""
-    found.rows, problems = readable_rows(found.rows, actions, prompts, config.max_prompt_length)
-    for problem in problems:
-        found.refuse(problem)
-
-
 def _say_what_was_read(found: LoggedConversations, names: list[str], success_threshold: float) -> None:
     print(f"{', '.join(map(printable, names))}: {found.format}")
     described = describe(found.rows, success_threshold)
@@ -281,11 +276,7 @@ def _load_agent(model: str, model_args: ModelConfig, config: NLACConfig, prompts
 
 
 def _review(
-    agent: NLACAgent,
-    review: LogReview,
-    args: argparse.Namespace,
-    script_args: TrainArguments,
-    config: NLACConfig,
+    agent: NLACAgent, review: LogReview, args: argparse.Namespace, script_args: TrainArguments, config: NLACConfig
 ) -> tuple[dict[str, Any], list]:
     """Measure the critic, let it find what went wrong, and play, if there is an environment."""
     torch.manual_seed(config.seed)

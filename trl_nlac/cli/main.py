@@ -43,10 +43,7 @@ LIGHT = ("init", "report", "buffer", "env")  # no model is loaded
 
 
 def main(argv: list[str] | None = None) -> int:
-    """
-    Run a command. Return 0; 2 after an error that names what to change; 1 after another, with its traceback; 130 after
-    Ctrl-C. SIGTERM exits with 143.
-    """
+    """Run a command. Return 0; 2 after an error of the user; 1 after another; 130 after Ctrl-C, 143 after SIGTERM."""
     argv = sys.argv[1:] if argv is None else argv
     parser = argparse.ArgumentParser(
         prog="trl-nlac",

@@ -100,10 +100,7 @@ def split_name(name: str) -> tuple[str, str]:
 
 
 def load_environment(names: list[str] | None, options: dict[str, Any]) -> Callable | dict[str, Callable] | None:
-    """
-    Load the environment factory, or several by name if they are written `name=module:Class`; `None` if there are no
-    names.
-    """
+    """Load the environment factory, or several that are written `name=module:Class`; `None` if there are no names."""
     remember_secrets(options)
     if not names:
         return None
@@ -127,10 +124,7 @@ def try_reset(
     timeout: float | None,
     datasets: list[Dataset | None],
 ) -> None:
-    """
-    Reset each environment once, with its first task in each of the datasets, before anything takes long. `None` stands
-    for an environment that has its own tasks.
-    """
+    """Reset each environment with its first task in each dataset, or without a task, before anything takes long."""
     pool = _make_pool(environment, tools, EnvironmentOptions(environment_timeout=timeout))
     try:
         for rows in datasets:
@@ -193,10 +187,7 @@ def load_rows(name: str | None, config: str | None = None, split: str = "train")
 
 
 def load_conversations(name: str | None, split: str = "train") -> Dataset | None:
-    """
-    Load logged conversations of the Hub, or of a file, see [`load_rows`]. Values of a JSON file stay as they are; it
-    has no splits.
-    """
+    """Load logged conversations, see [`load_rows`]. Values of a JSON file stay as they are; it has no splits."""
     if name is None or not Path(name).is_file() or Path(name).suffix not in (".json", ".jsonl"):
         return load_rows(name, split=split)
     if split != "train":
@@ -208,10 +199,7 @@ def load_conversations(name: str | None, split: str = "train") -> Dataset | None
 
 
 def check_model(name: str, revision: str | None = None) -> None:
-    """
-    Raises:
-        ValueError, OSError: If there is no such model, in a folder, on the Hub or in its cache.
-    """
+    """Raise a `ValueError` or `OSError` if there is no such model, in a folder, on the Hub or in its cache."""
     files = ("config.json", "adapter_config.json")
     try:
         if any(cached_file(name, f, revision=revision, _raise_exceptions_for_missing_entries=False) for f in files):

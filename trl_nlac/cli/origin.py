@@ -160,10 +160,7 @@ def origin_flags(run: str | Path) -> str:
 
 
 def fill_from_run(args: argparse.Namespace) -> None:
-    """
-    Take environment and tasks from the origin of a run, where the command line names none; the environment only if it
-    trusts the folder to name it.
-    """
+    """Take environment and tasks from the origin of a run where none are named; code only if the folder is trusted."""
     with one_line_errors(f"{args.model}: "):
         check_model(args.model)
     run = run_of(args.model)

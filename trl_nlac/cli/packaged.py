@@ -12,10 +12,7 @@ PACKAGE = Path(__file__).parents[1]
 
 
 def find_yaml(option: str, folder: str, name: str) -> str:
-    """
-    Find the YAML file that an option names: a path, or the name, without its ending, of a file in a `folder` of the
-    package.
-    """
+    """Find the YAML file of an option: a path, or the name of a file in a `folder` of the package, without ending."""
     if Path(name).is_file():
         return name
     files = {path.stem: path for path in sorted((PACKAGE / folder).glob("*.yaml"))}

@@ -72,10 +72,7 @@ def run(words: list[str]) -> None:
 
 
 def make_plan(args: argparse.Namespace, words: list[str]) -> tuple[Plan, dict[str, str]]:
-    """
-    Make the plan, from the command's own arguments and the words of the training. Return it with the names of its
-    model, of an adapter its base model, and of its configuration of Accelerate.
-    """
+    """Make the plan. Return it with the names of its (base) model and of its configuration of Accelerate."""
     count, memory = _gpus("--gpus", args.gpus)
     server_count, server_memory = _gpus("--server_gpus", args.server_gpus) if args.server_gpus else (0, 0.0)
     machines = Machines(count, memory, args.nodes, server_count, server_memory, args.reserve * 1e9)
@@ -181,10 +178,7 @@ def _quantized(shape: ModelShape, model_args: ModelConfig) -> float | None:
 
 
 def launch_lines(plan: Plan, names: dict[str, str], words: list[str]) -> list[str]:
-    """
-    Return the lines that start the run: that of the server, if there is one, and that of the training. What only the
-    user knows is a variable of the shell.
-    """
+    """Return the lines that start the server, if any, and the run. What only the user knows is a variable."""
     lines, machines, of_server = [], plan.machines, ""
     if plan.args.use_vllm and plan.args.vllm_mode == "server" and machines.server_gpus:
         command = ["vllm", "serve", names["model"], "--tensor-parallel-size", str(plan.tensor_parallel)]

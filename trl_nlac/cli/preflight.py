@@ -99,23 +99,14 @@ class Trial(TrainerCallback):
             print(text, flush=True)
 
     def _play(self, act: Act | None) -> float:
-        """
-        Play the tasks, as often as it takes, and return the success rate. An environment that fails in every episode
-        is an error.
-        """
+        """Play the tasks as often as it takes; return the success rate. A failure in every episode is an error."""
         trainer = self.trainer
         dataset, args = trainer.eval_dataset or trainer.train_dataset, trainer.args
         order = random.Random(args.seed).sample(range(len(dataset)), len(dataset))
         places = range(args.process_index, self.num_episodes, args.world_size)
         tasks = {place: dataset[order[place % len(order)]] for place in places}
         evaluation = evaluate_policy(
-            trainer.environments,
-            tasks,
-            trainer.roles,
-            num_critiques=0,
-            num_probes=0,
-            act=act,
-            rewards=trainer.rewards,
+            trainer.environments, tasks, trainer.roles, num_critiques=0, num_probes=0, act=act, rewards=trainer.rewards
         )
         trainer.rendezvous.wait()
         metrics = joint_metrics(evaluation)

@@ -23,7 +23,8 @@ def run(words: list[str]) -> None:
         seen = [_version(log) for log in logs]
         is_over = not args.follow or all(read_log(log).seconds is not None for log in logs)
         if path is None and args.follow and not all(seen):
-            _check_folders(args.runs)
+            if missing := [folder for folder in args.runs if not Path(folder).is_dir()]:
+                raise CommandError(f"{missing[0]!r}: there is no such folder.")
             print("Waiting for the first log of the run.", flush=True)
             while not all(map(_version, logs)):
                 time.sleep(1)
@@ -43,12 +44,6 @@ def _write(runs: list[str], output: str | None, refresh: int | None) -> Path:
         if len(runs) == 1:
             return write_report(runs[0], output, refresh)
         return write_comparison(runs, *([output] if output else []), refresh=refresh)
-
-
-def _check_folders(runs: list[str]) -> None:
-    for folder in runs:
-        if not Path(folder).is_dir():
-            raise CommandError(f"{folder!r}: there is no such folder.")
 
 
 def _version(log: Path) -> tuple[int, int] | None:

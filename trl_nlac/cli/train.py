@@ -160,9 +160,7 @@ def note_run(script_args: TrainArguments, args: NLACConfig) -> None:
 
 
 def find_checkpoint(args: NLACConfig) -> str | None:
-    """
-    Find the checkpoint to resume from: `--resume_from_checkpoint last`, or `True`, is the newest of the run, if any.
-    """
+    """Find the checkpoint to resume from; `last`, or `True`, is the newest of the run, if there is one."""
     checkpoint = args.resume_from_checkpoint
     if not checkpoint:
         return None

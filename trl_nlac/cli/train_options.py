@@ -84,10 +84,7 @@ class TrainParser(TrlParser):
         return formatter.format_help()
 
     def read(self, words: list[str]) -> tuple[TrainArguments, ModelConfig, NLACConfig]:
-        """
-        Read the command line and its configuration file. That this machine has no GPU is no error yet: it becomes
-        `unsupported`.
-        """
+        """Read words and configuration file. That this machine has no GPU is no error yet: it is `unsupported`."""
         self.unsupported = None
         try:
             return self._read(words)

@@ -12,13 +12,7 @@ from datasets import Dataset, Features, Json, List, Value
 
 from ..chat.actions import ActionFormat
 from ..chat.message_reader import THOUGHTS, first_answer
-from ..chat.tool_calls import (
-    call_message,
-    format_results,
-    format_tool_calls,
-    read_calls_of,
-    with_text,
-)
+from ..chat.tool_calls import call_message, format_results, format_tool_calls, read_calls_of, with_text
 from ..prompts import NLACPrompts
 from ..types import Episode, Message, Transition
 from .recorder import Recorder
@@ -58,10 +52,8 @@ def record_conversation(
     policy's prompts. Tool calls use the chat template's own format with `action_format="tool_call"`, and JSON in the
     action otherwise. A history is cut where a state has more than `max_prompt_length` tokens. The messages after the
     last action wait for an answer if the conversation `is_open`. `first_action` is the index of the message with the
-    first action; if `None`, it is the assistant's first after a user's.
-
-    Raises:
-        ValueError: If a state is too long although its history is cut, or the chat template cannot show a turn.
+    first action; if `None`, it is the assistant's first after a user's. Raise a `ValueError` if a state is too long
+    although its history is cut, or the chat template cannot show a turn.
     """
     if first_action is None:
         first_action = first_answer(messages)
@@ -149,12 +141,7 @@ def write_json_lines(rows: Iterable[dict[str, Any]], path: Path) -> None:
 
 
 def as_json(message: Message) -> str:
-    """
-    Write a message as JSON that `datasets` reads back as it is.
-
-    Raises:
-        ValueError: If there is none: of a date, for example, or of a number with more digits than it keeps.
-    """
+    """Write a message as JSON that `datasets` reads back as it is; raise a `ValueError` if there is none."""
     try:
         text = json.dumps(message, ensure_ascii=False)
         text.encode()
@@ -169,10 +156,7 @@ def as_json(message: Message) -> str:
 
 
 def turn_messages(episode: Episode, index: int, actions: ActionFormat) -> list[Message]:
-    """
-    Write a turn as messages: the agent's, and the environment's answer. A log stays as it was read, but for calls that
-    the policy writes in words.
-    """
+    """Write a turn as messages. A log stays as it was read, but for calls that the policy writes in words."""
     if episode.messages:
         _, logged = turns_of(episode.messages, len(episode.opening))[index]
         if actions.calls_tools or not logged[0].get("tool_calls"):
@@ -185,10 +169,7 @@ def turn_messages(episode: Episode, index: int, actions: ActionFormat) -> list[M
 def read_action(
     message: Message, actions: ActionFormat, tools: Sequence[dict[str, Any]] | None = None
 ) -> tuple[Message, str]:
-    """
-    Read an assistant's message, which can call `tools`: as the policy would have written it, with its thought, and the
-    action in it.
-    """
+    """Read an assistant's message as the policy would have written it, with its thought, and the action in it."""
     field = actions.chat.template.reasoning_field
     thoughts = [message[name] for name in (field, *THOUGHTS) if message.get(name)]
     thought = {field: thoughts[0]} if thoughts else {}

@@ -54,13 +54,7 @@ class FailureMonitor:
 
 
 def check_played(empty: list[tuple[int, str]]) -> None:
-    """
-    Stop where tasks are played again and again, and training cannot start. Of each process, `empty` has how often in a
-    row not one turn was played of those that it needs, and why.
-
-    Raises:
-        RuntimeError: If that happened to one process too often, or to all of them twice.
-    """
+    """Raise a `RuntimeError` if too often in a row, `empty` times and why, no turn was played on a process."""
     number, reason = max(empty)
     if number >= MOST_EMPTY or min(empty)[0] >= MOST_EMPTY_OF_ALL:
         raise RuntimeError(reason)

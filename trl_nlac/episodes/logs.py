@@ -29,11 +29,8 @@ logger = logging.getLogger(__name__)
 def load_logs(path: str | Path) -> Dataset:
     """
     Load logs from a file of JSON lines, or of a JSON list, with every value as it stands there. `datasets` would guess
-    types: a date in an argument would become one, an absent key a null.
-
-    Raises:
-        ValueError: If the file is not in UTF-8 or in what its first bytes say, a line is not JSON, or rows are
-            malformed.
+    types: a date in an argument would become one, an absent key a null. Raise a `ValueError` if the file is not in
+    UTF-8 or in what its first bytes say, a line is not JSON, or rows are malformed.
     """
     data = Path(path).read_bytes()
     encoding = json.detect_encoding(data)
@@ -74,10 +71,7 @@ def logs_dataset(rows: Iterable[dict[str, Any]]) -> Dataset:
     as_text = {name: [_as_text(row.get(name)) for row in rows] for name in ("task", "tools")}
     return dataset_of(
         [
-            {
-                **{name: row.get(name) for name in FEATURES},
-                **{name: texts[i] for name, texts in as_text.items()},
-            }
+            {**{name: row.get(name) for name in FEATURES}, **{name: texts[i] for name, texts in as_text.items()}}
             for i, row in enumerate(rows)
         ]
     )
@@ -101,10 +95,8 @@ def episodes_from_logs(
 
     A history is cut where a state has more than `max_prompt_length` tokens. Texts that are too long for a prompt are
     shortened as in an episode that is played; a warning counts the rows. Another warns of arguments that
-    [`~datasets.Dataset.from_list`] may have changed, see [`logs_dataset`].
-
-    Raises:
-        ValueError: If rows are malformed or too long; the message names the first ones by number and reason.
+    [`~datasets.Dataset.from_list`] may have changed, see [`logs_dataset`]. Raise a `ValueError` if rows are malformed
+    or too long; the message names the first ones by number and reason.
     """
     missing = {"messages", "reward"} - set(dataset.column_names)
     if missing:
@@ -138,10 +130,8 @@ def episodes_from_logs(
 def offline_tasks(replay_dataset: Dataset | None, for_playing: dict[str, Any], world_size: int = 1) -> Dataset:
     """
     Make a row for each logged conversation, so that an epoch is as long as if they had been played. `for_playing` are
-    arguments that need an environment, by name; `None` where there is none.
-
-    Raises:
-        ValueError: If there are no logs, or fewer than processes, or an argument needs an environment.
+    arguments that need an environment, by name; `None` where there is none. Raise a `ValueError` if there are no logs,
+    or fewer than processes, or an argument needs an environment.
     """
     if replay_dataset is None or len(replay_dataset) == 0:
         raise ValueError(
@@ -185,13 +175,7 @@ def _warn_of_misspelt(columns: set[str]) -> None:
 
 
 def read_row(row: Any) -> dict[str, Any]:
-    """
-    Read a row of the columns of [`episodes_from_logs`], with its messages as
-    [`~chat.message_reader.read_conversation`] reads them.
-
-    Raises:
-        ValueError: If something is wrong with it.
-    """
+    """Read a row of the columns of [`episodes_from_logs`]; raise a `ValueError` if something is wrong with it."""
     if not isinstance(row, dict):
         raise ValueError("it is not an object with columns")
     messages, places = read_conversation(row.get("messages"))

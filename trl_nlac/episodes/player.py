@@ -40,10 +40,7 @@ class Player:
         self.timed = timed
 
     def wait(self, step: int, for_all: bool) -> None:
-        """
-        Wait for the episodes played beside training that would be too old for the iteration after `step` optimizer
-        steps, or for all.
-        """
+        """Wait for the episodes beside training that would be too old for the next iteration, or for all."""
         with self.timed("rollout"):
             if self.rollouts.are_beside and any(gather_object([self.rollouts.are_held])):
                 self.play_on()  # for example after a callback has generated with other weights
@@ -59,11 +56,8 @@ class Player:
     def play(self, tasks: list[dict[str, Any]], step: int, has_data: bool, is_last: bool) -> None:
         """
         Play tasks, then others until there is something to train on on every process, and store the episodes. `step`
-        is the number of optimizer steps before. A process that has data can train on what it has already.
-
-        Raises:
-            TrainingStopped: If too many environments fail or hang.
-            RuntimeError: If nothing can be played.
+        is the number of optimizer steps before. A process that has data can train on what it has already. Raise
+        [`TrainingStopped`] if too many environments fail or hang. Raise a `RuntimeError` if nothing can be played.
         """
         episodes: list[Episode] = []
         num_empty = 0
@@ -87,24 +81,13 @@ class Player:
         self.store(episodes)
 
     def settle(self, step: int) -> None:
-        """
-        Wait for the episodes that are played beside training, for a checkpoint that keeps them: they are stored when
-        they would be without it.
-
-        Raises:
-            BaseException: If some are lost, on all processes.
-        """
+        """Store what is played beside training, for a checkpoint; raise on all processes if some are lost."""
         if self.rollouts.are_beside:
             self.wait(step, for_all=True)
             raise_on_all(self.rollouts.lost)
 
     def finish(self, step: int) -> None:
-        """
-        Wait for the episodes that are played beside training, and store them. Nothing is under way then.
-
-        Raises:
-            BaseException: If some are lost, on all processes, with the others stored.
-        """
+        """Store all that is played beside training; then raise on all processes if some are lost."""
         if self.rollouts.are_beside and any(gather_object([self.rollouts.are_under_way])):
             self.wait(step, for_all=True)
             episodes = self.rollouts.take()

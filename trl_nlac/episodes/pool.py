@@ -66,13 +66,9 @@ class EnvironmentPool:
     `CLOSING_SECONDS`. If it is `None`, each episode has one. A call of an instance, its factory included, counts as
     hanging after `timeout` seconds. Instances are played by `workers`: `"thread"`, each in a thread of this process,
     `"process"`, each in a process of its own, or `"ray"`, each in a process of a Ray cluster. The example is made in
-    this process.
-
-    Raises:
-        TimeoutError: If a factory takes longer than `timeout`.
-        TypeError: If a factory is not callable, or does not make an environment.
-        ValueError: If a factory fails, if there are tools for an environment that defines `step`, or if tools cannot
-            be described, or if `workers` is `"ray"` and Ray is missing.
+    this process. Raise a `TimeoutError` if a factory takes longer than `timeout`. Raise a `TypeError` if a factory is
+    not callable, or does not make an environment. Raise a `ValueError` if a factory fails, if there are tools for an
+    environment that defines `step`, or if tools cannot be described, or if `workers` is `"ray"` and Ray is missing.
     """
 
     def __init__(
@@ -144,13 +140,7 @@ class EnvironmentPool:
         return ", ".join(self._factories) if self._routed else type(self.example.unwrapped).__name__
 
     def route(self, task: dict[str, Any]) -> tuple[str, dict[str, Any], list[dict[str, Any]]]:
-        """
-        Return the name of a task's environment, the keyword arguments for its `reset`, and the JSON schemas of its
-        tools.
-
-        Raises:
-            ValueError: If a task names an environment that does not exist.
-        """
+        """Return a task's environment (its name), arguments of `reset`, and tools; a `ValueError` if it has none."""
         if not self._routed:
             owns_data = task == NO_TASK and not isinstance(self.example, ToolEnvironment)
             return "", {} if owns_data else task, self._schemas[""]
@@ -162,12 +152,7 @@ class EnvironmentPool:
         return name, {key: value for key, value in task.items() if key != "environment"}, self._schemas[name]
 
     def check_task(self, task: dict[str, Any]) -> None:
-        """
-        Check that the columns of a task fit `reset`, as far as its signature says.
-
-        Raises:
-            ValueError: If they do not, or if the task names an environment that does not exist.
-        """
+        """Check by the signature of `reset` that a task fits, and by its name of an environment: a `ValueError`."""
         name, keywords, _ = self.route(task)
         example = self._example_of[name]
         try:
@@ -180,12 +165,7 @@ class EnvironmentPool:
             raise ValueError(f"`reset` of {type(example.unwrapped).__name__} does not take these: {error}.") from error
 
     def try_reset(self, task: dict[str, Any]) -> Any:
-        """
-        Reset an instance with a task, outside of any episode, and return what `reset` does. Raises what it raises.
-
-        Raises:
-            TimeoutError: If it takes longer than `timeout`.
-        """
+        """Reset an instance with a task outside of episodes; raises what it raises, or a `TimeoutError`."""
         name, keywords, _ = self.route(task)
         keywords = with_seed(keywords, 0) if name in self.seeded else keywords
         with self.lend(name) as worker:
@@ -205,12 +185,7 @@ class EnvironmentPool:
         self.release(worker)
 
     def finish(self, worker: EnvironmentWorker, job: Callable[[TextEnvironment], Any], name: str) -> Any:
-        """
-        Run a job on an instance within the time limit, and return its result. Raises what it raises.
-
-        Raises:
-            TimeoutError: If it takes longer than `timeout`; `name` says what it is. The instance is given up.
-        """
+        """Run a job on an instance; it is given up, with a `TimeoutError` that has the `name`, after `timeout`."""
         future = worker.submit(job)
         if not futures.wait([future], self.timeout).done:
             self.discard(worker, hangs=True)
@@ -244,13 +219,7 @@ class EnvironmentPool:
                 self.discard(workers.pop())
 
     def check_own(self, worker: EnvironmentWorker) -> None:
-        """
-        Check that nobody else has the instance of a worker: two episodes in one would be mixed. A factory can return
-        an instance again that was given up.
-
-        Raises:
-            ValueError: If another instance in use is the same object.
-        """
+        """Raise a `ValueError` if a worker's instance, which a factory may return again, is another one's in use."""
         if worker.environment is None:  # it could not be made
             return
         instance = worker.environment.unwrapped
@@ -278,12 +247,7 @@ class EnvironmentPool:
         self._closers[closer] = time.monotonic() + CLOSING_SECONDS
 
     def call(self, job: Callable[[], Any], name: str) -> Any:
-        """
-        Run a job that needs no instance, as those do: in a thread, within the time limit.
-
-        Raises:
-            TimeoutError: If it takes longer than `timeout`; `name` says what it is.
-        """
+        """Run a job that needs no instance, as those do: in a thread, within the time limit."""
         worker = EnvironmentWorker(name, ToolEnvironment, has_own_loop=name in self._blocking)
         try:
             return self.finish(worker, lambda _: job(), name)
@@ -402,10 +366,7 @@ def _schemas(example: TextEnvironment) -> list[dict[str, Any]]:
 
 
 def _close(workers: set[EnvironmentWorker], closers: dict[threading.Thread, float]) -> None:
-    """
-    End the workers, from other threads those that take longer than `CLOSING_SECONDS`. Wait for these threads and for
-    `closers` for as long.
-    """
+    """End the workers, by other threads those that take longer than `CLOSING_SECONDS`, and wait as long for these."""
     deadline = time.monotonic() + CLOSING_SECONDS
     for worker in workers:
         worker.stop()

@@ -28,10 +28,7 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class RemoteEnvironment(TextEnvironment):
-    """
-    Plays an environment in another process, where a [`Host`] makes and closes it. What its methods raise is raised
-    here. A process that dies is a failure of its environment.
-    """
+    """Plays an environment in another process, by a [`Host`]. A process that dies is a failure of its environment."""
 
     def __init__(self):
         self._calling = threading.Lock()
@@ -61,10 +58,7 @@ class RemoteEnvironment(TextEnvironment):
 
     @abstractmethod
     def _close_host(self, in_call: bool) -> None:
-        """
-        Let the host, which may be in a call, close the environment, for up to `CLOSING_SECONDS`. It can be gone
-        already.
-        """
+        """Let the host, which may be in a call or gone, close the environment, for up to `CLOSING_SECONDS`."""
 
     @abstractmethod
     def _kill_host(self) -> None:
@@ -80,10 +74,7 @@ class RemoteEnvironment(TextEnvironment):
 
 
 class ProcessEnvironment(RemoteEnvironment):
-    """
-    Plays an environment in a process of its own: one that computes in Python then holds up neither the others nor
-    training.
-    """
+    """Plays an environment in a process of its own: one that computes in Python then holds up nobody else."""
 
     def __init__(self, make: Callable[[], TextEnvironment]):
         super().__init__()
@@ -134,10 +125,7 @@ class _InProcess(Exception):
 
 
 class Host:
-    """
-    Makes an environment at its first call, and answers calls of its methods. The function that makes it is pickled by
-    `cloudpickle`.
-    """
+    """Makes an environment, by a function that `cloudpickle` has pickled, at its first call, and answers calls."""
 
     def __init__(self, pickled_make: bytes):
         random.seed()
@@ -153,7 +141,9 @@ class Host:
         try:
             if self._environment is None:
                 self._environment = cloudpickle.loads(self._pickled_make)()
-            answer = finish(_method(self._environment, method)(*args, **kwargs)), None, ""
+            own = self._environment
+            called = {"reset": own.reset, "step": own.step, "final_reward": own.final_reward}[method]
+            answer = finish(called(*args, **kwargs)), None, ""
         except BaseException as error:  # one that calls sys.exit is a failure like others
             answer = None, error, traceback.format_exc()
         return _pickled(answer)
@@ -215,10 +205,6 @@ def _end_with_caller() -> None:
     multiprocessing.parent_process().join()
     time.sleep(CLOSING_SECONDS)
     os._exit(1)
-
-
-def _method(environment: TextEnvironment, name: str) -> Callable:
-    return {"reset": environment.reset, "step": environment.step, "final_reward": environment.final_reward}[name]
 
 
 def _pickled(answer: tuple[Any, BaseException | None, str]) -> bytes:

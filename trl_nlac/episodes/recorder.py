@@ -32,25 +32,11 @@ class MalformedResult(TypeError):
 
 class Recorder:
     """
-    Record one episode as it happens, in tokens that are never encoded twice.
-
-    Args:
-        actions ([`~chat.actions.ActionFormat`]):
-            The format of actions.
-        prompts ([`NLACPrompts`]):
-            The prompts; here those of the policy.
-        task (`dict[str, Any]`):
-            Row of the dataset.
-        tool_schemas (`list[dict[str, Any]]`, *optional*):
-            JSON schemas of the tools that actions can call.
-        max_prompt_length (`int`, *optional*):
-            Maximum number of tokens of a state. A longer history is cut: the opening of the conversation and the
-            newest turns stay. An observation of more than half of it is shortened before anything sees it, and so is a
-            task that does not fit.
-
-    Attributes:
-        num_shortened (`int`):
-            Number of texts of the environment that were shortened.
+    Record one episode as it happens, in tokens that are never encoded twice: of the task, which is a row of the
+    dataset, with the tools that actions can call, and with the `prompts` of the policy. A history of more than
+    `max_prompt_length` tokens is cut: the opening of the conversation and the newest turns stay. An observation of
+    more than half of it is shortened before anything sees it, and so is a task that does not fit; `num_shortened`
+    counts them.
     """
 
     def __init__(
@@ -92,11 +78,9 @@ class Recorder:
 
     def begin(self, observation: str | list[Message] | Opening) -> None:
         """
-        Open the conversation with the result of `reset`.
-
-        Raises:
-            MalformedResult: If that is neither text nor messages.
-            ValueError: If it is too long, even with shortened texts, or the chat template cannot show it.
+        Open the conversation with the result of `reset`. Raise [`MalformedResult`] if that is neither text nor
+        messages. Raise a `ValueError` if it is too long, even with shortened texts, or the chat template cannot show
+        it.
         """
         opening, limit = checked_opening(observation), self.max_prompt_length
         if opening.tools is not None:
@@ -138,10 +122,8 @@ class Recorder:
     def take(self, action: str, token_ids: list[int], observation: str, reward: float = 0.0, words: str = "") -> None:
         """
         Record an action as it stays in the conversation, and the observation that followed; and `words` of a user
-        after it, if it is the results of tools.
-
-        Raises:
-            ValueError: If the chat template cannot show words after them.
+        after it, if it is the results of tools. Raise a `ValueError` if the chat template cannot show words after
+        them.
         """
         if self.max_prompt_length is not None:
             whole, limit = (observation, words), self.max_prompt_length // (4 if words else 2)
@@ -165,10 +147,7 @@ class Recorder:
             self.terminated, self.truncated = turn_limit == "terminate", turn_limit == "truncate"
 
     def show_observation(self) -> None:
-        """
-        Append the last observation, or begin again with it where no history is kept. A history that becomes too long
-        is cut; if that is not enough, the episode.
-        """
+        """Append the last observation, or begin again with it; where that is too long, cut history or episode."""
         turn = self.turns[-1]
         if not self.actions.keeps_history:
             self._begin_again(turn.next_observation)
@@ -212,10 +191,7 @@ class Recorder:
         self.turns[-1] = replace(self.turns[-1], reward=self.turns[-1].reward + reward)
 
     def fail(self, kind: str, error: BaseException) -> None:
-        """
-        Truncate the episode because the environment failed. An action whose consequence or final score is unknown is
-        dropped, and nothing is rewarded after it.
-        """
+        """Truncate the episode, without an action of unknown consequence or score: the environment failed."""
         if self.terminated and self.turns:  # without turns: a conversation that had just begun when the episode ended
             self.turns.pop()
         self.terminated, self.truncated = False, True
@@ -284,11 +260,9 @@ class EpisodeRecorder:
 
     def act(self, action: str | None, text: str, token_ids: list[int], result: StepResult) -> None:
         """
-        Record an answer and its result, see [`Recorder.act`].
-
-        Raises:
-            MalformedResult: If the result belongs to a conversation that does not wait for it, or opens none.
-            ValueError: If it opens one that is too long, or the chat template cannot show it.
+        Record an answer and its result, see [`Recorder.act`]. Raise [`MalformedResult`] if the result belongs to a
+        conversation that does not wait for it, or opens none. Raise a `ValueError` if it opens one that is too long,
+        or the chat template cannot show it.
         """
         final_reward = 0.0
         if result.terminated:
@@ -363,10 +337,8 @@ class EpisodeRecorder:
 def checked_opening(observation: Any) -> Opening:
     """
     Check that the result of `reset` is text, messages that wait for an answer or an [`~environments.Opening`], and
-    return it as one: with messages as [`~chat.message_reader.read_question`] reads them.
-
-    Raises:
-        MalformedResult: If it is neither.
+    return it as one: with messages as [`~chat.message_reader.read_question`] reads them. Raise [`MalformedResult`] if
+    it is neither.
     """
     tools = observation.tools if isinstance(observation, Opening) else None
     observation = observation.messages if isinstance(observation, Opening) else observation
@@ -390,12 +362,7 @@ def _checked_tools(tools: Any) -> list[dict[str, Any]] | None:
 
 
 def checked_step(result: Any) -> StepResult:
-    """
-    Check the result of `step`, and return it with values of ours.
-
-    Raises:
-        MalformedResult: If it is not a [`StepResult`] of text, a finite reward and flags.
-    """
+    """Check the result of `step`, and return it with values of ours; else raise [`MalformedResult`]."""
     if not isinstance(result, StepResult):
         raise MalformedResult("observation", f"`step` returned {type(result).__name__}, expected StepResult")
     observation, reward = checked_text(result.observation), checked_reward(result.reward)
@@ -414,12 +381,7 @@ def checked_step(result: Any) -> StepResult:
 
 
 def checked_text(observation: Any) -> str:
-    """
-    Check that an observation is text, and return it as such: without what a subclass of `str` adds.
-
-    Raises:
-        MalformedResult: If it is not.
-    """
+    """Return text without what a subclass of `str` adds; what is none is a [`MalformedResult`]."""
     if not isinstance(observation, str):
         raise MalformedResult("observation", f"the observation is {type(observation).__name__}, expected text")
     observation = str.__str__(observation)
@@ -432,12 +394,7 @@ def checked_text(observation: Any) -> str:
 
 
 def checked_reward(reward: Any) -> float:
-    """
-    Check that a reward is a finite number, small enough that a sum of rewards is finite, too.
-
-    Raises:
-        MalformedResult: If it is not.
-    """
+    """Return a reward as a finite number, also of a sum of them; what is none is a [`MalformedResult`]."""
     try:
         number = math.nan if isinstance(reward, str | bytes) else float(reward)
     except Exception:

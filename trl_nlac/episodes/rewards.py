@@ -49,11 +49,8 @@ def load_rewards(
     models, one for each entry of `reward_funcs`. Reward models compute on `device`, or else on the CPU. Those that are
     loaded by name get `init_kwargs`, and so do the tokenizers of all. Functions cannot read environments in other
     processes (`environment_workers`). `context` returns additional arguments for the functions. In a single step tasks
-    are prompts, and their answers the whole episodes.
-
-    Raises:
-        ValueError: If nothing gives rewards, there are weights or tokenizers without functions, a function cannot read
-            what it wants to, or a reward model cannot be loaded.
+    are prompts, and their answers the whole episodes. Raise a `ValueError` if nothing gives rewards, there are weights
+    or tokenizers without functions, a function cannot read what it wants to, or a reward model cannot be loaded.
     """
     if not reward_funcs:
         if weights is not None:
@@ -97,10 +94,8 @@ class RewardModel:
     Scores the conversation of an episode with a model that has one label, as [`~trl.GRPOTrainer`] does. Processes
     score their episodes alone, so each of them has the whole model. Where `device` is `None`, it computes where it is.
     The tokenizer, if it is loaded by the model's name or path, gets `revision` and `trust_remote_code` of
-    `init_kwargs`.
-
-    Raises:
-        ValueError: If the model or its tokenizer cannot be loaded, it has several labels, or it is sharded.
+    `init_kwargs`. Raise a `ValueError` if the model or its tokenizer cannot be loaded, it has several labels, or it is
+    sharded.
     """
 
     def __init__(
@@ -162,10 +157,7 @@ class RewardModel:
 
 
 class Score(NamedTuple):
-    """
-    The weighted sum of an episode's rewards, values that the functions logged, which are columns of its row in tables,
-    and why it could not be scored, if so.
-    """
+    """The weighted sum of an episode's rewards, values that functions logged for its row, and why it has no score."""
 
     reward: float
     notes: dict[str, Any]
@@ -183,10 +175,7 @@ class EpisodeRewards:
 
     If the environment does not pay, an episode to which no function gives a reward is reported, once. In a single step
     tasks are prompts, and their answers the whole episodes; functions then get text where the column `prompt` is text,
-    and otherwise messages.
-
-    Raises:
-        ValueError: If there are not as many weights as functions.
+    and otherwise messages. Raise a `ValueError` if there are not as many weights as functions.
     """
 
     def __init__(
@@ -202,17 +191,16 @@ class EpisodeRewards:
                 f"`reward_weights` has {len(reward_weights)} entries for {len(reward_funcs)} reward functions."
             )
         self.reward_funcs = reward_funcs
-        self.names = _numbered([get_callable_name(reward_func) for reward_func in reward_funcs])
+        names = [get_callable_name(reward_func) for reward_func in reward_funcs]
+        # With a number where one is not the only of its kind.
+        self.names = [f"{n}_{names[: i + 1].count(n)}" if names.count(n) > 1 else n for i, n in enumerate(names)]
         self.context = context
         self.reward_weights = reward_weights or [1.0] * len(reward_funcs)
         self.is_single_step = is_single_step
         self._reports_none = not environment_pays
 
     def score(self, recorders: list[Recorder], environments: list[Any]) -> list[Score]:
-        """
-        Score recorded episodes, with the environments as their users made them. The functions get copies of the rest.
-        Raises what a call does.
-        """
+        """Score recorded episodes, with the environments of their users and copies of the rest; a call may raise."""
         pairs = [self._as_in_trl(recorder) for recorder in recorders]
         return self(
             prompts=[prompt for prompt, _ in pairs],
@@ -238,11 +226,8 @@ class EpisodeRewards:
         tasks: list[dict[str, Any]],
     ) -> list[Score]:
         """
-        Score each episode.
-
-        Raises:
-            EnvironmentFailure: If a function raises, returns something else than one reward for each episode, or logs
-                another number of values, or if the sum of an episode's rewards is not finite.
+        Score each episode. Raise [`EnvironmentFailure`] if a function raises, returns something else than one reward
+        for each episode, or logs another number of values, or if the sum of an episode's rewards is not finite.
         """
         names = {name: None for task in tasks for name in task if name not in ("prompt", "completion")}
         columns = {name: [task.get(name) for task in tasks] for name in names}
@@ -284,11 +269,6 @@ class EpisodeRewards:
         return [
             Score(total, {name: notes[name][i] for name in notes}, failures.get(i)) for i, total in enumerate(totals)
         ]
-
-
-def _numbered(names: list[str]) -> list[str]:
-    """Return names with a number where one is not the only of its kind."""
-    return [f"{name}_{names[: i + 1].count(name)}" if names.count(name) > 1 else name for i, name in enumerate(names)]
 
 
 def _one_for_each(values: Any, number: int, what: str) -> list[Any]:

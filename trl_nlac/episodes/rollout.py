@@ -78,11 +78,8 @@ def play_episodes(
 
     The samples of an episode depend on torch's random state at the start and on its place in `tasks`, not on the speed
     of the others. What environments do to that state is undone at the end. With a `seed` it is not used, but left to
-    other threads.
-
-    Raises:
-        InterruptedError: If the episodes were given up.
-        ValueError: If a task names an environment that does not exist, or two episodes would share an instance.
+    other threads. Raise an `InterruptedError` if the episodes were given up. Raise a `ValueError` if a task names an
+    environment that does not exist, or two episodes would share an instance.
     """
     seeding = nullcontext()
     if seed is None:
@@ -109,10 +106,7 @@ def play_episodes(
 
 
 def replay(pool: EnvironmentPool, roles: Roles, task: dict[str, Any], action_texts: list[str]) -> Episode | None:
-    """
-    Record the episode in which an instance of the pool gets the given actions, as if the policy had sampled them;
-    `None` if the environment failed, which is logged.
-    """
+    """Record the episode of given actions in an instance of the pool; `None` if that failed, which is logged."""
     name, keywords, tool_schemas = pool.route(task)
     keywords = with_seed(keywords, 0) if name in pool.seeded else keywords
     try:
@@ -126,12 +120,7 @@ def replay(pool: EnvironmentPool, roles: Roles, task: dict[str, Any], action_tex
 
 
 def check_prompt_length(pool: EnvironmentPool, roles: Roles) -> None:
-    """
-    Check that at least an empty task fits into a prompt of the policy.
-
-    Raises:
-        ValueError: If it does not.
-    """
+    """Raise a `ValueError` unless at least an empty task fits into a prompt of the policy."""
     limit = roles.options.max_prompt_length
     Recorder(roles.actions, roles.prompts, {}, pool.example.tool_schemas, limit).begin("")
 
@@ -416,29 +405,17 @@ def policy_answer(actions: ActionFormat, answer: Answer) -> PolicyAnswer:
 def reset(environment: TextEnvironment, keywords: dict[str, Any]) -> Opening:
     """
     Call `reset` with copies of its keywords, check what it returns, and copy that. As [`step`] and [`final_reward`],
-    it runs in the thread of the environment, so that nothing that the environment returns can harm another one.
-
-    Raises:
-        MalformedResult: If it is neither text nor messages nor an [`~environments.Opening`].
+    it runs in the thread of the environment, so that nothing that the environment returns can harm another one. Raise
+    [`MalformedResult`] if it is neither text nor messages nor an [`~environments.Opening`].
     """
     return checked_opening(finish(environment.reset(**deepcopy(keywords))))
 
 
 def step(environment: TextEnvironment, action: str | PolicyAnswer) -> StepResult:
-    """
-    Call `step` and check what it returns.
-
-    Raises:
-        MalformedResult: If it is not a [`StepResult`] of text, a finite reward and flags.
-    """
+    """Call `step`, and check what it returns: it may raise [`MalformedResult`]."""
     return checked_step(finish(environment.step(action)))
 
 
 def final_reward(environment: TextEnvironment) -> float:
-    """
-    Call `final_reward` and check what it returns.
-
-    Raises:
-        MalformedResult: If it is no finite number.
-    """
+    """Call `final_reward`, and check what it returns: it may raise [`MalformedResult`]."""
     return checked_reward(finish(environment.final_reward()))

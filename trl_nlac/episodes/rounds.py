@@ -141,7 +141,8 @@ class AsyncRollouts(Rollouts):
     def wait(self, step: int, for_all: bool = False) -> None:
         while self._under_way:
             oldest = self._under_way[0]
-            if not (for_all or self._is_due(oldest, step) or oldest.episodes.done()):
+            is_too_old = oldest.step + self.max_staleness < step + self.updates_per_iteration  # for the next iteration
+            if not (for_all or is_too_old or oldest.episodes.done()):
                 break
             error = oldest.episodes.exception()  # waits for the end
             self._under_way.popleft()
@@ -182,10 +183,6 @@ class AsyncRollouts(Rollouts):
         self.lost = None
         for kept in (self._under_way, self.ended, self.begun, self._num_begun):
             kept.clear()
-
-    def _is_due(self, one: _Round, step: int) -> bool:
-        """Whether its episodes would be too old for the iteration after that of `step`."""
-        return one.step + self.max_staleness < step + self.updates_per_iteration
 
     def _begin(self, begun: _Round) -> None:
         self._under_way.append(begun)

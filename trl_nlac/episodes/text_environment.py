@@ -22,10 +22,7 @@ MAX_ERROR = 2000  # characters of the message of an error in logs
 
 
 def describe_error(error: BaseException) -> str:
-    """
-    Return the message of an error of foreign code: valid text even if it cannot be printed, without secrets, cut if it
-    is longer.
-    """
+    """Return the message of an error of foreign code: valid text without secrets, cut if it is long."""
 
     def shown(message: str) -> str:
         message = hide_in_text(message[: 2 * MAX_ERROR])
@@ -203,15 +200,7 @@ class TextEnvironment(ABC):
         return self.reset
 
 
-_OF_SUBCLASSES = {
-    "brings_tools",
-    "final_reward",
-    "oracle",
-    "pays",
-    "takes_answers",
-    "takes_seed",
-    "tool_schemas",
-}
+_OF_SUBCLASSES = {"brings_tools", "final_reward", "oracle", "pays", "takes_answers", "takes_seed", "tool_schemas"}
 
 
 class PlainEnvironment(TextEnvironment):

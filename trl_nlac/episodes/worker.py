@@ -51,9 +51,7 @@ class EnvironmentWorker:
 
     @property
     def blocker(self) -> Any:
-        """
-        What blocks the event loop that all share while its coroutine is there, perhaps itself; `None` if nothing does.
-        """
+        """What blocks the event loop that all share while its coroutine is there, perhaps itself, or `None`."""
         return SHARED_LOOP.blocker_of(self)
 
     @property
@@ -62,10 +60,7 @@ class EnvironmentWorker:
         return self._thread.is_alive() or works_for(self)
 
     def kill(self) -> threading.Thread:
-        """
-        Cancel the coroutine of an instance that hangs, and close the instance, from another thread if its own does not
-        come to it. Return that thread.
-        """
+        """Cancel the coroutine of an instance that hangs, and close it. Return the thread that does so at last."""
         is_cancelled = SHARED_LOOP.cancel(self) or self._own_loop.cancel(self)
         SHARED_LOOP.replace_blocked()
         seconds = CANCELLING_SECONDS if is_cancelled else 0.0

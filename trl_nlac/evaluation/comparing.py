@@ -14,10 +14,7 @@ logger = get_logger(__name__)
 
 
 class ComparedEvaluations(Trainer):
-    """
-    Leaves evaluations that were not played, or in which many environments failed, out of every comparison: they are
-    neither the best nor use up the patience of early stopping or of a scheduler.
-    """
+    """Leaves evaluations that were hardly played out of comparisons: neither the best, nor a use of patience."""
 
     _is_compared = True  # the last evaluation, with others
 
@@ -25,23 +22,17 @@ class ComparedEvaluations(Trainer):
         stopping = [c for c in self.callback_handler.callbacks if isinstance(c, EarlyStoppingCallback)]
         patience, stops = [c.early_stopping_patience_counter for c in stopping], self.control.should_training_stop
         metrics = super()._evaluate(trial, ignore_keys_for_eval, skip_scheduler=True)
-        self._is_compared = self._is_comparable(metrics)
+        best, most = self.args.metric_for_best_model, self.args.max_environment_failure_rate
+        reason = None if best is None else why_not_comparable(metrics, best, most)
+        if reason is not None:
+            logger.warning(f"The evaluation at step {self.state.global_step} is not compared with others: {reason}.")
+        self._is_compared = reason is None
         if not self._is_compared:
             for callback, counter in zip(stopping, patience, strict=True):
                 callback.early_stopping_patience_counter, self.control.should_training_stop = counter, stops
         elif isinstance(self.lr_scheduler, ReduceLROnPlateau | GreedyLR) and not skip_scheduler:
-            self.lr_scheduler.step(metrics[eval_name(self.args.metric_for_best_model)])
+            self.lr_scheduler.step(metrics[eval_name(best)])
         return metrics
 
     def _determine_best_metric(self, metrics: dict[str, float], trial) -> bool:
         return self._is_compared and super()._determine_best_metric(metrics, trial)
-
-    def _is_comparable(self, metrics: dict[str, float]) -> bool:
-        """Whether an evaluation can be compared with others: it was played, and few environments failed."""
-        args = self.args
-        if args.metric_for_best_model is None:
-            return True
-        reason = why_not_comparable(metrics, args.metric_for_best_model, args.max_environment_failure_rate)
-        if reason is not None:
-            logger.warning(f"The evaluation at step {self.state.global_step} is not compared with others: {reason}.")
-        return reason is None

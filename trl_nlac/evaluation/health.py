@@ -84,10 +84,7 @@ def iteration_metrics(
     oracle: Oracle | None,
     distills: bool,
 ) -> dict[str, float]:
-    """
-    Compute [`health_metrics`], and with an oracle [`~evaluation.oracle.oracle_metrics`]. Where the policy learns a
-    distribution (`distills`), there are no refined actions, and nothing is said of them.
-    """
+    """Compute [`health_metrics`] and those of an oracle; of refined actions none if the policy `distills`."""
     transitions = [sample.transition for sample in samples]
     metrics = health_metrics(roles, transitions, targets, refinements)
     if oracle is not None:
@@ -106,9 +103,7 @@ def _smooth(levels: dict[str, float], name: str, value: float) -> float:
 
 @dataclass
 class HealthMonitor:
-    """
-    Warn by name when what a role does decays: once its smoothed metric is below `WARNING_RATIO` of its best value.
-    """
+    """Warn by name when what a role does decays: its smoothed metric falls below `WARNING_RATIO` of its best value."""
 
     _count: Counter = field(default_factory=Counter)
     _level: dict[str, float] = field(default_factory=dict)
@@ -116,12 +111,7 @@ class HealthMonitor:
     _warned: set[str] = field(default_factory=set)
 
     def update(self, metrics: dict[str, float]) -> list[str]:
-        """
-        Add the newest metrics.
-
-        Returns:
-            `list[str]`: the metrics that were reported now. Each is reported again only after it recovered.
-        """
+        """Add the newest metrics. Return those that were reported now; each is again only after it recovered."""
         reported = []
         for name in _WATCHED:
             if name not in metrics:
@@ -179,13 +169,9 @@ _MAX_TOO_LONG_RATIO = 0.2
 @dataclass
 class FormatMonitor:
     """
-    Warn when most answers of a role cannot be read, or most answers are cut off, or many prompts are too long to be
-    answered. None of it is ever trained on. [`HealthMonitor`] is silent about a model that could never play a role, as
-    it forgets nothing.
-
-    Args:
-        max_completion_length (`int`):
-            Maximum length of an answer, in tokens, for the warning.
+    Warn when most answers of a role cannot be read, or most are cut off at `max_completion_length`, or many prompts
+    are too long to be answered. None of it is ever trained on. [`HealthMonitor`] is silent about a model that could
+    never play a role, as it forgets nothing.
     """
 
     max_completion_length: int
@@ -193,12 +179,7 @@ class FormatMonitor:
     _warned: set[str] = field(default_factory=set)
 
     def update(self, metrics: dict[str, float]) -> list[str]:
-        """
-        Add the newest metrics.
-
-        Returns:
-            `list[str]`: the metrics that were reported now. Each is reported again only after it recovered.
-        """
+        """Add the newest metrics. Return those that were reported now; each is again only after it recovered."""
         for name in ("completions/clipped_ratio", TOO_LONG, *_FORMATS):
             if name in metrics:
                 _smooth(self._level, name, metrics[name])
@@ -249,11 +230,7 @@ class SuccessMonitor:
     """
     Warn when success falls for good: once that of the last episodes is below `WARNING_RATIO` of the best, by more than
     chance explains over a long run: their 99.9 % intervals do not touch. Roles can stay healthy then: for the trainer,
-    an action that no environment can read is text like any other.
-
-    Args:
-        keeps_best (`bool`, *optional*, defaults to `False`):
-            Whether the run loads its best checkpoint at its end, for the advice.
+    an action that no environment can read is text like any other. The advice is another one if the run `keeps_best`.
     """
 
     keeps_best: bool = False
@@ -262,12 +239,7 @@ class SuccessMonitor:
     _warned: bool = False
 
     def update(self, outcomes: list[bool]) -> bool:
-        """
-        Add the outcomes of the newest episodes, over all processes.
-
-        Returns:
-            `bool`: whether a fall was reported now. It is reported again only after success has recovered.
-        """
+        """Add outcomes of all processes. Return whether a fall was reported now: again only after a recovery."""
         self._outcomes = (self._outcomes + outcomes)[-_NUM_EPISODES:]
         if len(self._outcomes) < _NUM_EPISODES:
             return False

@@ -38,11 +38,7 @@ class SuccessRate(evaluate.Metric):
 
     def _compute(self, successes, confidence: float = 0.95) -> dict[str, float]:
         low, high = wilson_interval(sum(successes), len(successes), confidence)
-        return {
-            "success_rate": sum(successes) / len(successes),
-            "success_rate_low": low,
-            "success_rate_high": high,
-        }
+        return {"success_rate": sum(successes) / len(successes), "success_rate_low": low, "success_rate_high": high}
 
 
 class PassHatK(evaluate.Metric):
@@ -100,10 +96,7 @@ def is_played(episode: Episode) -> bool:
 
 
 def episode_metrics(episodes: list[Episode], success_threshold: float) -> dict[str, float]:
-    """
-    Return means over the played episodes of all processes, given those of this one; those whose environment failed
-    count only in the failure rates. Every process has to call it.
-    """
+    """Return means over the episodes of all processes, which all call it; failed ones count in failure rates alone."""
     outcomes = gather_object([Outcome.of(episode) for episode in episodes])
     if not outcomes:
         return {}
@@ -142,10 +135,7 @@ def eval_name(metric: str) -> str:
 
 
 def why_not_comparable(metrics: dict[str, float], metric: str, max_failure_rate: float) -> str | None:
-    """
-    Explain, for a warning, why the results of an evaluation on all its datasets say nothing about the model, if so.
-    They would be compared by `metric`, which names the dataset if there are several.
-    """
+    """Explain, for a warning, why results by `metric` on all datasets of an evaluation say nothing, if so."""
     failure_rate = "environment/failure_rate"
     evaluated = [name.removesuffix(failure_rate) for name in metrics if name.endswith(failure_rate)]
     named = [dataset for dataset in evaluated if eval_name(metric).startswith(dataset)]

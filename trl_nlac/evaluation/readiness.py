@@ -63,10 +63,7 @@ def check_iteration(metrics: dict[str, float]) -> list[Check]:
 
 
 def check_refinement(plain: float, refined: float, number: int) -> Check:
-    """
-    Check that refined actions succeed as often as the policy's own, by the success rates of so many episodes each. The
-    policy learns to act as refinement does.
-    """
+    """Check that refined actions, as which the policy learns to act, succeed as often as its own."""
     (plain_low, _), (refined_low, refined_high) = (wilson_interval(rate * number, number) for rate in (plain, refined))
     if refined >= plain > 0 or refined_low > plain:
         verdict = OK

@@ -72,10 +72,7 @@ class Reply:
 
 
 def reply_message(content: str, calls: Sequence[tuple[str, dict[str, Any]]], stop: tuple[str, ...]) -> Message:
-    """
-    Write an answer as a message: its text up to the first text of `stop`, or else all of it and the calls after it,
-    with ids of their own.
-    """
+    """Write an answer as a message: its text up to one of `stop`, or else all of it and calls with new ids."""
     for text in stop:
         content, is_stopped, _ = content.partition(text)
         calls = [] if is_stopped else calls

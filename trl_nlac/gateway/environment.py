@@ -430,10 +430,7 @@ def _filled(words: list[str], task: dict[str, Any]) -> Iterator[str]:
 
 
 async def _run_command(command: str | list[str], task: dict[str, Any], base_url: str, key: str) -> float | None:
-    """
-    Run a command in a process of its own, with all that it starts, and return the reward that it prints. Another exit
-    code than 0 is a failure of the environment.
-    """
+    """Run a command with all that it starts, and return the reward that it prints. An exit code but 0 is a failure."""
     words = shlex.split(command) if isinstance(command, str) else command
     words = list(_filled(words, task))
     written = json.dumps(task, default=str).encode()  # before anything is started that an error would leave behind

@@ -11,12 +11,7 @@ MAX_DEPTH = 100
 
 
 def parse_json(text: str, **kwargs) -> Any:
-    """
-    Parse JSON, with the arguments of `json.loads`.
-
-    Raises:
-        ValueError: If it is not JSON, or has more than `MAX_DEPTH` levels.
-    """
+    """Parse JSON as `json.loads` does; a `ValueError` if it has more than `MAX_DEPTH` levels."""
     too_deep = ValueError(f"it has more than {MAX_DEPTH} levels")
     try:
         value = json.loads(text, **kwargs)

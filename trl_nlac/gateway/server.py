@@ -112,10 +112,8 @@ class Server:
     port of the loopback interface only, by default a free one, in an event loop of its own, until the process ends.
 
     Connections take at most half of the files that the process may open, and those that have shown no key an eighth:
-    the oldest of these is closed for a new one, and any of them after `KEY_SECONDS`.
-
-    Raises:
-        OSError: If the port is in use.
+    the oldest of these is closed for a new one, and any of them after `KEY_SECONDS`. Raise an `OSError` if the port is
+    in use.
     """
 
     def __init__(self, port: int = 0):
@@ -222,8 +220,7 @@ class Server:
         client = self._clients.get(key.strip()) if kind.lower() == "bearer" else None
         if client is None:
             raise RequestRefused(
-                "The key is wrong, or its episode has ended. Use the one that was given for this server.",
-                status=401,
+                "The key is wrong, or its episode has ended. Use the one that was given for this server.", status=401
             )
         self._note_key(request.protocol)
         return client

@@ -41,11 +41,9 @@ class EndpointEngine:
     """
     A model on a server that accepts prompts as tokens; all completions are requested at once. If the server has a
     single model, under whatever name, that one is used unless a `served_model_name` is given. The `tokenizer` is for
-    the answers of servers that do not return tokens; `client_kwargs` are arguments of `openai.AsyncOpenAI`.
-
-    Raises:
-        EndpointError: If no server answers, or something else.
-        ValueError: If it serves several models, but none with that name.
+    the answers of servers that do not return tokens; `client_kwargs` are arguments of `openai.AsyncOpenAI`. Raise
+    [`EndpointError`] if no server answers, or something else. Raise a `ValueError` if it serves several models, but
+    none with that name.
     """
 
     def __init__(
@@ -162,12 +160,7 @@ class EndpointEngine:
 
 
 async def read_body(request: Awaitable[Any]) -> dict[str, Any]:
-    """
-    Send a request, and read the object in its answer, whatever type the answer claims to have.
-
-    Raises:
-        OddAnswer: If there is none, or it reports an error.
-    """
+    """Send a request, and read the object in its answer, of whatever type; raise [`OddAnswer`] without one."""
     text = (await request).text
     try:
         body = json.loads(text)
@@ -189,12 +182,7 @@ def _choice(body: dict[str, Any]) -> dict[str, Any]:
 
 
 def read_said(body: dict[str, Any]) -> str:
-    """
-    Return the text of a chat model's answer; empty if it said nothing.
-
-    Raises:
-        OddAnswer: If the object in an answer is not that of a chat model.
-    """
+    """Return what a chat model said, or an empty text; raise [`OddAnswer`] if the object is not that of one."""
     message = _choice(body).get("message")
     if not isinstance(message, dict) or not isinstance(message.get("content") or "", str):
         raise OddAnswer("its choice has no message with text")

@@ -45,10 +45,7 @@ class Engine(Protocol):
     def generate(
         self, prompts: list[list[int]], params: list[dict[str, Any]], adapter: Adapter | None, bar: tqdm | None
     ) -> list[Completion]:
-        """
-        Sample one completion for each prompt, by its own parameters. Threads can call this at the same time, and no
-        call waits for the completions of another.
-        """
+        """Sample a completion for each prompt, in any thread, without waiting for the completions of other calls."""
 
     def take_cache_counts(self) -> tuple[int, int]:
         """Return the number of prompt tokens since the last call, and how many of them were in the prefix cache."""
@@ -116,12 +113,7 @@ class EngineGenerator:
         return self._generate(prompts, sampling, seeds, self._adapter, bar)
 
     def _generate(
-        self,
-        prompts: list[list[int]],
-        sampling: Sampling,
-        seeds: list[int],
-        adapter: Adapter | None,
-        bar: tqdm | None,
+        self, prompts: list[list[int]], sampling: Sampling, seeds: list[int], adapter: Adapter | None, bar: tqdm | None
     ) -> list[Completion]:
         rooms = [self.engine.max_model_length - len(prompt) for prompt in prompts]
         fitting = [i for i, room in enumerate(rooms) if room > 0]
@@ -167,10 +159,7 @@ def score_by_token(
     prompts: list[list[int]],
     completions: list[list[int]],
 ) -> list[float]:
-    """
-    Compute the log-likelihood of completions token by token, see [`forced`]. Unlike the log-likelihood of a prompt's
-    tokens, that of a sampled token uses the prefix cache and works with adapters.
-    """
+    """Score completions token by token, see [`forced`], which uses the prefix cache and works with adapters."""
     pairs = list(zip(prompts, completions, strict=True))
     before = [prompt + completion[:i] for prompt, completion in pairs for i in range(len(completion))]
     logps = iter(score_tokens(before, [token_id for completion in completions for token_id in completion]))
@@ -183,10 +172,7 @@ def forced(token_id: int) -> dict[str, Any]:
 
 
 def cache_shortage(sequences: list[list[int]], room: int, utilization: float, sleeps: bool) -> str | None:
-    """
-    Explain, for a warning, that an engine's key/value cache, with `room` for so many tokens, cannot keep the prompts
-    and answers of a batch; `None` if it can. What they begin with in common is kept once.
-    """
+    """Say, for a warning, why a key/value cache with `room` for so many tokens is too small for a batch."""
     if sum(map(len, sequences)) <= room:
         return None
     needed, before = 0, np.empty(0, dtype=np.int64)
@@ -304,10 +290,7 @@ class SyncedGenerator(EngineGenerator):
 
 
 class BesideGenerator(EngineGenerator):
-    """
-    Sample in other threads through the engine of a [`SyncedGenerator`]. While the engine has other weights than those
-    that were shared, calls wait.
-    """
+    """Sample in other threads through a [`SyncedGenerator`]'s engine; wait while it has weights that differ."""
 
     def __init__(self, engine: SyncedEngine, eos_token_ids: list[int]):
         super().__init__(engine, eos_token_ids)

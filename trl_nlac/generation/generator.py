@@ -56,16 +56,10 @@ class Generator(Protocol):
     def generate(
         self, prompts: list[list[int]], sampling: Sampling, seeds: list[int], bar: tqdm | None = None
     ) -> list[Completion]:
-        """
-        Sample one completion for each prompt, in their order. The result of a seed does not depend on the other
-        prompts. A `bar` is updated as they finish.
-        """
+        """Sample a completion for each prompt, in order, by its seed alone. A `bar` is updated as they finish."""
 
     def score(self, prompts: list[list[int]], completions: list[list[int]]) -> list[float]:
-        """
-        Compute the log-likelihood of each completion after its prompt, in nats, at temperature 1. All processes call
-        this at the same points, with empty lists if need be.
-        """
+        """Compute log-likelihoods of completions (nats, temperature 1). All processes call this at the same points."""
 
     def take_metrics(self) -> dict[str, float]:
         """Return the metrics since the last call."""

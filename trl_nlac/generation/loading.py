@@ -33,13 +33,11 @@ def load_generator(
 ) -> Generator:
     """
     Load the generator of a model in training. With `gradient_checkpointing_kwargs` gradient checkpointing is enabled
-    again after generation; `revision` is for vLLM in this process, which loads base weights from the Hub itself.
-
-    Raises:
-        ValueError: If weights are sharded in a way that is not supported, also with vLLM or on several nodes, or if
-            vLLM would not serve an adapter as the model has it, or cannot compute it in this precision.
-        ImportError: If `use_vllm` is set and vLLM is not installed.
-        ConnectionError: If a vLLM server is configured and none answers.
+    again after generation; `revision` is for vLLM in this process, which loads base weights from the Hub itself. Raise
+    a `ValueError` if weights are sharded in a way that is not supported, also with vLLM or on several nodes, or if
+    vLLM would not serve an adapter as the model has it, or cannot compute it in this precision. Raise an `ImportError`
+    if `use_vllm` is set and vLLM is not installed. Raise a `ConnectionError` if a vLLM server is configured and none
+    answers.
     """
     check_sharding(accelerator)
     is_fsdp = accelerator.distributed_type == DistributedType.FSDP
@@ -92,13 +90,7 @@ _NOT_READ = ("rank_pattern", "alpha_pattern", "lora_bias", "layer_replication", 
 
 
 def check_adapter(config: dict[str, Any]) -> None:
-    """
-    Check by an adapter's configuration that vLLM, which loads the base weights from the model's files and the adapter
-    as it is, has the same model.
-
-    Raises:
-        ValueError: If it would sample from another one.
-    """
+    """Raise a `ValueError` if vLLM would sample from another model than that of the adapter."""
     if config["peft_type"] != "LORA":
         raise ValueError(
             f"vLLM serves adapters of the type LoRA, and `peft_type` of this one is {config['peft_type']}. Train a "
@@ -128,11 +120,7 @@ def check_adapter_precision(dtype: torch.dtype | str | None, device_type: str) -
 
 
 def check_sharding(accelerator: Accelerator) -> None:
-    """
-    Raises:
-        ValueError: If weights are sharded in a way in which target weights cannot be kept, or if several processes
-            share the samples of one.
-    """
+    """Raise a `ValueError` if target weights cannot be kept in the shards, or processes share the samples of one."""
     parallelism = accelerator.parallelism_config
     if parallelism is not None and parallelism.non_dp_dim_names:
         sizes = ", ".join(f"`{name}_size`" for name in parallelism.non_dp_dim_names)
@@ -204,10 +192,7 @@ def adapter_config(model: str, revision: str | None) -> dict[str, Any] | None:
 
 
 def fit_embeddings(model: PreTrainedModel, adapter: str, revision: str | None, trust_remote_code: bool) -> None:
-    """
-    Give a base model as many rows of embeddings as an adapter on it was trained with, which can have tokens of its
-    own: as many as the adapter has saved, or else at least as many as its tokenizer has tokens.
-    """
+    """Resize a base model's embeddings to those that an adapter saved, or at least to its tokenizer's tokens."""
     from peft import load_peft_weights
 
     of_input = model.get_input_embeddings()

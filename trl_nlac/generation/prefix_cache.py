@@ -124,7 +124,11 @@ class PrefixCache:
         for row, reading in zip(places, readings, strict=True):
             known = reading.path[: max(width - reading.start, 0)]
             row[width - len(known) :] = known
-        for i, layer in enumerate(_each(lambda part: _rows(part, torch.from_numpy(places)), self._layers)):
+
+        def gather(part: torch.Tensor) -> torch.Tensor:  # `(row, head, column, dimension)`
+            return part[torch.from_numpy(places).to(part.device)].transpose(1, 2)
+
+        for i, layer in enumerate(_each(gather, self._layers)):
             if layer[0] is not None:
                 cache.update(*layer, i)
             else:
@@ -135,7 +139,7 @@ class PrefixCache:
         """Keep what a batch has read, as far as there is room, and extend the paths."""
         read = [(layer.keys, layer.values) for layer in cache.layers]
         if not self._layers:
-            self._layers = _each(_root, read)
+            self._layers = _each(lambda part: part.new_zeros(1, part.shape[1], part.shape[3]), read)  # of the root
         rows, columns, places = [], [], []
         for i, reading in enumerate(readings):
             self.find([reading])
@@ -229,21 +233,11 @@ def _each(change: Callable[[torch.Tensor], torch.Tensor], layers: list[Layer]) -
     return [tuple(None if part is None else change(part) for part in layer) for layer in layers]
 
 
-def _rows(part: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
-    """Gather keys or values of rows, `(row, head, column, dimension)`."""
-    return part[places.to(part.device)].transpose(1, 2)
-
-
 def _with_room(states: torch.Tensor, length: int) -> torch.Tensor:
     """Copy keys or values, `(row, head, column, dimension)`, into a tensor with at least `length` columns."""
     roomy = states.new_empty(*states.shape[:2], length + max(length // 4, _ROOM), states.shape[3])
     roomy[:, :, : states.shape[2]] = states
     return roomy
-
-
-def _root(states: torch.Tensor) -> torch.Tensor:
-    """Make the keys or values of the root, like those of a batch."""
-    return states.new_zeros(1, states.shape[1], states.shape[3])
 
 
 def _resized(part: torch.Tensor, size: int) -> torch.Tensor:

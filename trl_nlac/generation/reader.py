@@ -46,10 +46,7 @@ class Reader:
         self._cache = "cache" if "cache" in self._supported else "past_key_values"  # the name in earlier versions
 
     def begin(self, readings: list[Reading]) -> dict[str, Any]:
-        """
-        Begin a batch. Returns the arguments with which the model generates: whole sequences, and, if there is one, the
-        cache that knows their first columns.
-        """
+        """Begin a batch. Return the arguments of `generate`: whole sequences, and a cache of their first columns."""
         if self.prefixes is not None:
             self.prefixes.start_batch()
         return self._inputs(readings)
@@ -115,10 +112,7 @@ class Reader:
 
 
 def shared_beginnings(readings: list[Reading]) -> list[Reading]:
-    """
-    Return the unknown beginnings that several sequences share, if reading them first saves time. One such beginning is
-    that of the longest sequence, up to where the last of the others leaves it.
-    """
+    """Return the unknown beginnings that others share with the longest sequence, where reading them first pays."""
     groups: dict[tuple[int, int], list[Reading]] = defaultdict(list)  # by their first unknown token
     for reading in readings:
         if reading.num_unread > reading.num_last:
@@ -144,11 +138,8 @@ def shared_beginnings(readings: list[Reading]) -> list[Reading]:
 def plan(numbers: list[int]) -> tuple[int, int]:
     """
     Plan how to read sequences of which these numbers of tokens are unread. A call reads the same number of tokens of
-    several sequences, so much longer ones are read in calls before, up to what is then read of all.
-
-    Returns:
-        `tuple[int, int]`: number of tokens of each sequence that the last call reads, and the cost of all calls, in
-        tokens.
+    several sequences, so much longer ones are read in calls before, up to what is then read of all. Return the number
+    that the last call reads of each, and the cost of all calls, in tokens.
     """
     numbers = sorted(numbers)
     heights = sorted({0, *numbers})

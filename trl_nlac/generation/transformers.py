@@ -47,24 +47,13 @@ _WHOLE = 2**40  # of a probability of 1
 
 class TransformersGenerator:
     """
-    Sample with [`~transformers.GenerationMixin.generate`]: batches of similar length, left padding, key/value cache.
-    What the model has read is kept until the end of a session, so that it reads a prefix once.
-
-    Args:
-        accelerator ([`~accelerate.Accelerator`], *optional*):
-            Unwraps the model. If `None`, nothing wraps it.
-        batch_size (`int`):
-            Largest number of sequences in one call.
-        gradient_checkpointing_kwargs (`dict[str, Any]`, *optional*):
-            Arguments with which gradient checkpointing is enabled again after a session.
-        gathers (`bool`, *optional*, defaults to `True`):
-            Whether each process holds the whole model during a session. Otherwise sharded weights stay sharded, each
-            forward pass gathers them, and processes must generate together, see [`~generation.joint.JointGenerator`].
-        prefix_cache_memory (`float`, *optional*, defaults to `4.0`):
-            Largest size of what is kept, in GiB. With 0 every prompt is read whole.
-        keeps_prefixes (`bool`, *optional*, defaults to `False`):
-            Whether what was read is also kept from one session to the next, until the weights are other ones. For a
-            model that is not trained.
+    Sample with [`~transformers.GenerationMixin.generate`]: batches of similar length, at most `batch_size`, left
+    padding, key/value cache. Up to `prefix_cache_memory` GiB of what the model has read are kept until the end of a
+    session, so that it reads a prefix once; if it `keeps_prefixes` (of a model that is not trained), until the weights
+    are other ones. Where the generator `gathers`, each process holds the whole model during a session. Otherwise
+    sharded weights stay sharded, each forward pass gathers them, and processes must generate together, see
+    [`~generation.joint.JointGenerator`]. With `gradient_checkpointing_kwargs` gradient checkpointing is enabled again
+    after a session.
     """
 
     is_concurrent = False
@@ -223,10 +212,7 @@ class TransformersGenerator:
         return completions
 
     def take_metrics(self) -> dict[str, float]:
-        """
-        Return the share of prompt tokens that were not read again: 0 where a cache was too small for its batch, and
-        some were read twice.
-        """
+        """Return the share of prompt tokens that were not read again: 0 where some were read twice."""
         tokens, read = self._num_tokens, self._num_read
         self._num_tokens = self._num_read = 0
         return {"generation/prefix_hit_rate": max(0.0, 1 - read / tokens)} if tokens else {}
@@ -307,10 +293,7 @@ class _FiniteScores(LogitsProcessor):
 
 
 def _cumulative_probabilities(scores: torch.Tensor) -> torch.Tensor:
-    """
-    Sum the probabilities of scores over the vocabulary, as whole numbers, (B, V): sums of floats depend on their order
-    on a GPU, where `full_determinism` refuses them.
-    """
+    """Sum probabilities of scores as whole numbers, (B, V): sums of floats depend on their order on a GPU."""
     return (scores.float().softmax(-1) * _WHOLE).long().cumsum(-1)
 
 
@@ -372,13 +355,7 @@ class _SeededChoice(LogitsProcessor):
 
 @contextmanager
 def _named_options(model: PreTrainedModel) -> Iterator[None]:
-    """
-    Name the options of a model's own generation_config.json where one cannot be used: transformers takes from there
-    what is not set here.
-
-    Raises:
-        ValueError: What transformers raised, with these options.
-    """
+    """Name the options of a model's own generation_config.json in the `ValueError` that transformers raises."""
     try:
         yield
     except (ValueError, TypeError, LookupError, AttributeError) as error:
@@ -393,12 +370,7 @@ def _named_options(model: PreTrainedModel) -> Iterator[None]:
 
 
 def _of_generation(sampling: Sampling) -> dict[str, Any]:
-    """
-    Return the further options of sampling but for those of `_WARPERS`.
-
-    Raises:
-        ValueError: If transformers has no such option. It would take it, and not read it.
-    """
+    """Return the options of sampling but for those of `_WARPERS`; a `ValueError` if transformers has no such."""
     others = {name: value for name, value in sampling.generation_kwargs.items() if name not in _WARPERS}
     unknown = sorted(others.keys() - vars(GenerationConfig()).keys())
     if unknown:

@@ -35,12 +35,7 @@ class _Conversation:
 
 
 def read_each(messages: Any, answer: Message) -> tuple[list[Message], Message]:
-    """
-    Read the messages of a call and the answer, each for itself: what they mean together is read with the conversation.
-
-    Raises:
-        UnreadableError: If one is none.
-    """
+    """Read the messages of a call and the answer, each for itself; an [`UnreadableError`] if one is none."""
     if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):
         raise UnreadableError("there is no list of messages with a `role` each")
     try:

@@ -50,10 +50,7 @@ def read_conversations(values: Iterable[Any], outcome: str | None, found: Logged
 
 
 def read_requests(values: Iterable[Any], outcome: str | None, found: LoggedConversations) -> None:
-    """
-    Read requests with their answers (`request` and `response`, also with a `body` each, or a request's own `messages`
-    beside a `response` or `choices`), and join those of one conversation.
-    """
+    """Read requests with answers (`request`, `response`, also in a `body`), and join those of one conversation."""
     calls = []
     for value in found.shallow(values):
         try:

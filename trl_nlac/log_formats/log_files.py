@@ -29,10 +29,8 @@ def read_logs(
     """
     Read log files, and folders of them. What cannot be read is counted by reason, and never loses the rest.
     `load_actions` loads the format of actions of a replay buffer, which has tokens. `outcome` names the place of the
-    outcome; if `None`, it is where the format has it.
-
-    Raises:
-        ValueError: If there is no file, or no file of a known format.
+    outcome; if `None`, it is where the format has it. Raise a `ValueError` if there is no file, or no file of a known
+    format.
     """
     found = LoggedConversations()
     files = [file for path in paths for file in _files(Path(path))]

@@ -73,10 +73,8 @@ class LoggedConversations:
 def find_outcome(row: dict[str, Any], name: str | None) -> float | None:
     """
     Find the outcome of a row: under a name, in which dots lead into structures, or under one of `OUTCOMES`, also of
-    the row's `metadata`. `None` if it has none.
-
-    Raises:
-        UnreadableError: If it is no outcome, or there are several that differ.
+    the row's `metadata`. `None` if it has none. Raise [`UnreadableError`] if it is no outcome, or there are several
+    that differ.
     """
     if name is not None:
         return read_outcome(_at(row, name))
@@ -105,12 +103,7 @@ def _at(row: Any, name: str) -> Any:
 
 
 def read_outcome(value: Any) -> float | None:
-    """
-    Read an outcome: a number, a truth value, or a word such as "passed"; `None` stays.
-
-    Raises:
-        UnreadableError: If it is none of these.
-    """
+    """Read a number, a truth value, or a word such as "passed"; `None` stays; else an [`UnreadableError`]."""
     if isinstance(value, str):
         word = value.strip().lower()
         if word in _GOOD or word in _BAD:

@@ -29,10 +29,8 @@ def read_parquet(
 ) -> str:
     """
     Read a parquet file of this package, or of conversations, and return the format in words. `outcome` is the column
-    with the outcome; `load_actions` loads the format of actions of a buffer, which has tokens.
-
-    Raises:
-        ValueError: If it is neither, or damaged.
+    with the outcome; `load_actions` loads the format of actions of a buffer, which has tokens. Raise a `ValueError` if
+    it is neither, or damaged.
     """
     try:
         columns = set(pq.read_schema(path).names)

@@ -352,7 +352,9 @@ def _of_events(events: list[tuple[str, dict[str, Any]]]) -> tuple[list[Message],
         elif name == _CHOICE:
             body = {**attributes, **_parsed(attributes.get("body"), {})}
             said = _parsed(body.get("message"), {})
-            answer = {"role": "assistant", "content": said.get("content"), **_calls_of(said)}
+            answer = {"role": "assistant", "content": said.get("content")}
+            if said.get("tool_calls"):
+                answer["tool_calls"] = _parsed(said["tool_calls"])
             answers.append({**answer, "finish_reason": body.get("finish_reason")})
     return before, answers
 
@@ -388,10 +390,6 @@ def _of_indexed(given: dict[str, Any]) -> Message:
         calls.append({"id": call.get("id"), "type": "function", "function": function})
     parts = [part["message_content"] for part in given.get("contents", [])]
     return {**given, "content": parts or given.get("content"), "tool_calls": calls or None}
-
-
-def _calls_of(said: dict[str, Any]) -> dict[str, Any]:
-    return {"tool_calls": _parsed(said["tool_calls"])} if said.get("tool_calls") else {}
 
 
 def _parsed(value: Any, default: Any = ()) -> Any:

@@ -24,10 +24,7 @@ def is_results(value: Any) -> bool:
 
 
 def read_results(values: Iterable[Any], outcome: str | None, found: LoggedConversations) -> None:
-    """
-    Read runs of τ-bench: `task_id`, `reward`, `traj` (the messages) and `info`. A run that an error ended has no
-    outcome, although its reward is 0.
-    """
+    """Read runs of τ-bench: `task_id`, `reward`, `traj` and `info`. One that an error ended has no outcome."""
     for value in found.shallow(values):
         try:
             if not is_result(value):

@@ -13,33 +13,19 @@ _OBSERVED_TOKENS = 64  # of an observation in the form of a target
 
 
 def bellman_targets(roles: Roles, transitions: list[Transition], bootstrap: str) -> list[Answer]:
-    """
-    Sample targets of the language Bellman backup, d_t ~ B_L M(. | s_t, a_t) (equation 1, p_tpred in section 5.1), with
-    the weights of now: [`backup_questions`], answered by [`write_targets`].
-    """
+    """Sample Bellman targets (equation 1) with the weights of now: [`backup_questions`] and [`write_targets`]."""
     return write_targets(roles, transitions, backup_questions(roles, transitions, bootstrap))
 
 
 def backup_questions(roles: Roles, transitions: list[Transition], bootstrap: str) -> list[Prompt | None]:
     """
-    Ask the backup about observed steps. Call it with the target weights. A terminated step is judged by its
-    observation and the final score. Any other step, a truncated one too, bootstraps: a future from the observed
-    s_{t+1} is predicted, which the backup is to join with it. Where a task is a single step, only the final score
-    counts, and there is no question about a step that was cut.
-
-    Args:
-        roles ([`~method.roles.Roles`]):
-            The roles.
-        transitions (`list[Transition]`):
-            The observed steps.
-        bootstrap (`str`):
-            Source of the future from s_{t+1}: `"explicit"` samples a_{t+1} from the policy and its future from the
-            critic (equation 1), `"implicit"` asks the successor model for action and future in one (section 5.1),
-            `"monte_carlo"` takes what followed in the episode and, if that was cut, asks the successor model how it
-            would have gone on from its last observation.
-
-    Returns:
-        `list[Prompt | None]`: `None` where nothing can be asked.
+    Ask the backup about observed steps; `None` where nothing can be asked. Call it with the target weights. A
+    terminated step is judged by its observation and the final score. Any other step, a truncated one too, bootstraps:
+    a future from the observed s_{t+1} is predicted, which the backup is to join with it. With the `bootstrap`
+    `"explicit"` a_{t+1} is sampled from the policy and its future from the critic (equation 1), with `"implicit"` the
+    successor model is asked for action and future in one (section 5.1), and `"monte_carlo"` takes what followed in the
+    episode and, if that was cut, asks the successor model how it would have gone on from its last observation. Where a
+    task is a single step, only the final score counts, and there is no question about a step that was cut.
     """
     prompts = _terminated_prompts(roles, transitions)
     if not roles.options.single_step:
@@ -54,10 +40,7 @@ def backup_questions(roles: Roles, transitions: list[Transition], bootstrap: str
 
 
 def write_targets(roles: Roles, transitions: list[Transition], questions: list[Prompt | None]) -> list[Answer]:
-    """
-    Answer the questions of [`backup_questions`], each parsed into a [`~types.Critique`], or `None` where there is no
-    target. Call it with the weights of the backup, in training the initial ones.
-    """
+    """Answer [`backup_questions`], as [`~types.Critique`] or `None`, with the weights of the backup."""
     if roles.options.single_step:
         parse = parse_correctness
     else:
@@ -71,10 +54,7 @@ def write_targets(roles: Roles, transitions: list[Transition], questions: list[P
 
 
 def is_answerable(roles: Roles, transition: Transition, needs_target: bool) -> bool:
-    """
-    Whether an example can ever be made of a transition: whether the critic's question about it keeps to
-    `max_prompt_length`, and, where every example needs a target, the backup's first question.
-    """
+    """Whether an example can ever be made: whether the prompts that it takes keep to `max_prompt_length`."""
     questions = [critic_prompt(roles, transition.state_action)]
     if needs_target and transition.terminated:
         questions += _terminated_prompts(roles, [transition]).values()
@@ -84,10 +64,7 @@ def is_answerable(roles: Roles, transition: Transition, needs_target: bool) -> b
 
 
 def critic_examples(roles: Roles, samples: list[Sample], targets: list[Answer]) -> list[TrainingExample | None]:
-    """
-    Make the examples of the critic loss (equation 5): `None` where there is no Bellman target, or the critic's
-    question is too long.
-    """
+    """Make the examples of the critic loss (equation 5): `None` without a target, or if the question is too long."""
     examples: list[TrainingExample | None] = []
     for sample, target in zip(samples, targets, strict=True):
         prompt = critic_prompt(roles, sample.transition.state_action)
@@ -141,8 +118,7 @@ def _successor_prompts(roles: Roles, transitions: list[Transition]) -> list[Prom
     """p_pred(s_{t+1})."""
     return [
         roles.builder.follow_up(
-            transition.state_action,
-            roles.prompts.question("successor", next_observation=_observed(roles, transition)),
+            transition.state_action, roles.prompts.question("successor", next_observation=_observed(roles, transition))
         )
         for transition in transitions
     ]
@@ -171,10 +147,7 @@ def _explicit_futures(roles: Roles, transitions: list[Transition]) -> list[Promp
 
 
 def _observed_futures(roles: Roles, transitions: list[Transition]) -> list[Prompt | None]:
-    """
-    Return conversations that end with what followed s_{t+1} in the episode, under the policy of that time. Where the
-    episode was cut, the successor model says how it would have gone on.
-    """
+    """Conversations that end with what followed s_{t+1}, or, where that was cut, also the successor model's guess."""
     episodes = [transition.episode for transition in transitions]
     cut = {i: Transition(e, len(e.turns) - 1) for i, e in enumerate(episodes) if not e.terminated}
     guesses = roles.ask("successor", _successor_prompts(roles, list(cut.values())), parse_text)

@@ -52,10 +52,7 @@ def make_batches(
 
 
 def arrange_by_length(examples: list[TrainingExample]) -> tuple[list[TrainingExample], Size]:
-    """
-    Sort examples, the shortest first: a policy's example is much shorter than a critic's, and would be padded to it.
-    Returns the examples, and the tokens of a padded batch of some that follow each other.
-    """
+    """Sort examples, the shortest first, so that few are padded; also return the tokens of a padded batch of some."""
     examples = sorted(examples, key=lambda example: example.num_tokens)
     return examples, lambda start, end: (end - start) * examples[end - 1].num_tokens
 
@@ -71,10 +68,7 @@ def split(examples: list[TrainingExample], number: int) -> list[list[TrainingExa
 
 
 def arrange_by_prefix(examples: list[TrainingExample]) -> tuple[list[TrainingExample], Size]:
-    """
-    Sort examples, such that those that share most follow each other. Returns the examples, and the tokens of the tree
-    of some that do.
-    """
+    """Sort examples such that those that share most follow each other; also return the tokens of a tree of some."""
     examples = sorted(examples, key=lambda example: [*example.prompt.ids, *example.completion_ids])
     sequences = [np.array([*example.prompt.ids, *example.completion_ids]) for example in examples]
     new = [len(sequences[0])]  # tokens that an example adds to the tree of those before it
@@ -87,10 +81,7 @@ def arrange_by_prefix(examples: list[TrainingExample]) -> tuple[list[TrainingExa
 
 
 def spread_by_prefix(examples: list[TrainingExample], number: int) -> list[list[TrainingExample]]:
-    """
-    Spread examples over `number` batches, such that those that share most are in the same one, and the trees of all
-    have about the same size.
-    """
+    """Spread examples over batches, those that share most together, whose trees have about the same size."""
     examples, size = arrange_by_prefix(examples)
     sizes = [size(0, end) for end in range(1, len(examples) + 1)]
     batches, start = [], 0

@@ -17,19 +17,18 @@ NUM_CHAINS = 32  # more would cost more for each request than they save
 
 
 def answer_each(
-    roles: Roles, name: str, transitions: list[Transition], answer: Callable[[list[int]], list[T]]
+    roles: Roles, name: str, transitions: list[Transition], answer: Callable[[list[Transition]], list[T]]
 ) -> list[T]:
     """
     Ask the questions about each transition. Where the generator is concurrent, they are dealt to chains, each of which
     goes from question to question as soon as its own answers are there; otherwise all are asked each question in one
     batch. Draws of the same transition stay together, so that the same greedy prompt is asked once.
 
-    `answer` asks about transitions, given by their places in the list, and returns a result for each. Threads call it
-    at the same time. A result does not depend on how long other chains take. A progress bar calls the transitions
-    `name`.
+    `answer` asks about transitions and returns a result for each. Threads call it at the same time. A result does not
+    depend on how long other chains take. A progress bar calls the transitions `name`.
     """
     if not roles.generator.is_concurrent:
-        return answer(list(range(len(transitions))))
+        return answer(transitions)
     groups: dict[tuple[int, int], list[int]] = {}
     for place, transition in enumerate(transitions):
         groups.setdefault((id(transition.episode), transition.index), []).append(place)
@@ -41,7 +40,7 @@ def answer_each(
 
     def work(places: list[int], seed: int) -> None:
         with seeded(seed):
-            results.update(zip(places, answer(places), strict=True))
+            results.update(zip(places, answer([transitions[place] for place in places]), strict=True))
         bar.update(len(places))
 
     with roles.progress(name, len(transitions), "transition") as bar:

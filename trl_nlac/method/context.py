@@ -33,10 +33,7 @@ def fit_to_context(options: RoleOptions, context: float) -> None:
     """
     Lower `max_prompt_length` to what a context of so many tokens, see [`context_of`] (infinite if there is no limit),
     has room for beside the longest answer of any role, with a warning if it is not the default. Longer histories are
-    cut, as always.
-
-    Raises:
-        ValueError: If the context has no room for more than an answer.
+    cut, as always. Raise a `ValueError` if the context has no room for more than an answer.
     """
     tokens = {name: sampling.max_tokens for name, sampling in role_samplings(options).items()}
     longest = max(tokens.values())

@@ -31,20 +31,9 @@ def judgement_prompt(roles: Roles, state_action: Prompt) -> Prompt:
 
 def critiques(roles: Roles, state_actions: list[Prompt], sampling: Sampling | None = None) -> list[Answer]:
     """
-    Sample Q_L(s_t, a_t), a critique of each action (equation 3). With k = 1 the future and its evaluation are one
-    generation. With k > 1 the successor model predicts k futures, d_t^(i) ~ M(. | s_t, a_t), and the evaluator E reads
-    them all.
-
-    Args:
-        roles ([`~method.roles.Roles`]):
-            The roles.
-        state_actions (`list[Prompt]`):
-            Conversations that end with an action.
-        sampling ([`~generation.generator.Sampling`], *optional*):
-            In place of the critic's own.
-
-    Returns:
-        `list[Answer]`: each parsed into a [`~types.Critique`], or `None` if it breaks the format.
+    Sample Q_L(s_t, a_t), a critique of each action (equation 3), each parsed into a [`~types.Critique`], or `None` if
+    it breaks the format. With k = 1 the future and its evaluation are one generation. With k > 1 the successor model
+    predicts k futures, d_t^(i) ~ M(. | s_t, a_t), and the evaluator E reads them all.
     """
     single_step, k = roles.options.single_step, roles.options.num_futures
     if single_step or k == 1:

@@ -23,20 +23,12 @@ def attempt_each(
     roles: Roles, transitions: list[Transition], criticise: Criticise = critiques
 ) -> list[Attempt | None]:
     """Act in the state of each transition and judge it, as [`~method.refinement.sample_attempts`]."""
-
-    def attempt(places: list[int]) -> list[Attempt | None]:
-        return sample_attempts(roles, [transitions[place] for place in places], criticise)
-
-    return answer_each(roles, "attempt", transitions, attempt)
+    return answer_each(roles, "attempt", transitions, lambda drawn: sample_attempts(roles, drawn, criticise))
 
 
 def foresee_each(roles: Roles, transitions: list[Transition], bootstrap: str) -> list[Prompt | None]:
     """Ask the backup about each transition, as [`~method.backup.backup_questions`]."""
-
-    def foresee(places: list[int]) -> list[Prompt | None]:
-        return backup_questions(roles, [transitions[place] for place in places], bootstrap)
-
-    return answer_each(roles, "future", transitions, foresee)
+    return answer_each(roles, "future", transitions, lambda drawn: backup_questions(roles, drawn, bootstrap))
 
 
 def refined_actions(
@@ -53,16 +45,9 @@ def refined_actions(
 
 
 def make_examples(
-    roles: Roles,
-    args: NLACConfig,
-    samples: list[Sample],
-    targets: list[Answer],
-    refinements: list[Refinement | None],
+    roles: Roles, args: NLACConfig, samples: list[Sample], targets: list[Answer], refinements: list[Refinement | None]
 ) -> tuple[list[TrainingExample | None], list[TrainingExample | None]]:
-    """
-    Make the examples of the critic loss (equation 5) and of the policy loss (equation 6), one of each for a sample;
-    `None` where there is none, or the loss has the coefficient 0.
-    """
+    """Make the examples of both losses (equations 5 and 6), one of each for a sample; `None` where there is none."""
     of_critic: list[TrainingExample | None] = [None] * len(samples)
     of_policy: list[TrainingExample | None] = [None] * len(samples)
     if args.critic_loss_coef:
@@ -79,10 +64,7 @@ def unanswerable(
     of_critic: list[TrainingExample | None],
     of_policy: list[TrainingExample | None],
 ) -> list[int]:
-    """
-    Return the ids of transitions without an example that can never have one, because their prompts are too long. The
-    examples are those of [`make_examples`].
-    """
+    """Return the ids of transitions without an example that never have one, as their prompts are too long."""
     # Otherwise the policy can learn in a state about which the backup's question is too long.
     needs_target = not args.policy_loss_coef
     unused = [sample for sample, *both in zip(samples, of_critic, of_policy, strict=True) if not any(both)]

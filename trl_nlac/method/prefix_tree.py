@@ -14,10 +14,7 @@ BLOCK = 128  # tokens; of FlexAttention
 
 
 class Part(NamedTuple):
-    """
-    A rectangle of the attention of a [`PrefixTree`]: its queries see all of its keys, or if `is_causal`, in which case
-    both are the same tokens, those up to themselves.
-    """
+    """A rectangle of a [`PrefixTree`]'s attention: its queries see its keys, or those before, if it `is_causal`."""
 
     first_query: int
     last_query: int  # exclusive, as `last_key`

@@ -97,12 +97,7 @@ def refine_attempts(
 
 
 def check_distillation(roles: Roles) -> None:
-    """
-    Check that the policy can learn by what [`question_attempts`] asks.
-
-    Raises:
-        ValueError: If chains of thought would be taught by thoughts about a critique.
-    """
+    """Raise a `ValueError` if chains of thought would be taught by thoughts about a critique."""
     if roles.corrects_reasoning:
         raise ValueError(
             "`policy_loss_type='distill'` would teach chains of thought by the thoughts of one that has read the "
@@ -129,10 +124,7 @@ def question_attempts(roles: Roles, attempts: list[Attempt | None]) -> list[Refi
 def ask_refined(
     roles: Roles, state_actions: list[Prompt], critiques: list[Answer], sampling: Sampling | None = None
 ) -> list[Answer]:
-    """
-    Sample a_t^r ~ pi^r(. | s_t, a_t, Q_L(s_t, a_t)), one refined action each (equation 6). Conversations end with the
-    action, and can contain earlier attempts and their critiques.
-    """
+    """Sample one a_t^r ~ pi^r(. | s_t, a_t, Q_L(s_t, a_t)) each, of conversations that end with the action."""
     return roles.ask("refine", refinement_prompts(roles, state_actions, critiques), sampling=sampling)
 
 

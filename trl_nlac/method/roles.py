@@ -23,16 +23,6 @@ from .randomness import draw_seeds
 from .tally import Tally
 
 
-# The metric of each role for the share of its answers that keep to their format.
-FORMAT_METRICS = {
-    "policy": "policy/format_rate",
-    "successor": "successor/format_rate",
-    "backup": "backup/format_rate",
-    "critic": "critic/format_rate",
-    "refine": "refine/format_rate",
-    "correction": "correction/format_rate",
-}
-
 _NUM_PARTS = 3  # of an answer that are begun: future, verdict, advice
 
 # The metric for the share of prompts that were longer than `max_prompt_length`, and not answered.
@@ -42,10 +32,8 @@ TOO_LONG = "prompts/too_long_ratio"
 class Roles:
     """
     Ask the model for answers in its roles, in batches, and parse them. Where the generator is concurrent, threads can
-    ask at the same time. Every action must match `action_regex`, which works only with vLLM.
-
-    Raises:
-        ValueError: If the chat template does not support an option.
+    ask at the same time. Every action must match `action_regex`, which works only with vLLM. Raise a `ValueError` if
+    the chat template does not support an option.
     """
 
     def __init__(
@@ -75,12 +63,7 @@ class Roles:
         self.tally = Tally()
 
     def check_generation(self, model: nn.Module) -> None:
-        """
-        Sample a token as each role does: generators look at most of `generation_kwargs` only then.
-
-        Raises:
-            ValueError: If the generator cannot use them. Other errors, as of a lost server, stay what they are.
-        """
+        """Sample a token as each role does: only then are most options looked at. A `ValueError` if one is bad."""
         prompt = self.builder.opened(Prompt.of(self.chat.start([{"role": "user", "content": "?"}]))).ids
         try:
             with self.generator.session(model):
@@ -96,10 +79,7 @@ class Roles:
     def act(
         self, prompts: list[Prompt], seeds: list[int] | None = None, sampling: Sampling | None = None
     ) -> list[Answer]:
-        """
-        Answer states as the policy, once each: an answer that is not an action is kept. Each answer has a seed; if
-        there are none, they are drawn, see [`~method.randomness.seeded`].
-        """
+        """Answer states as the policy, once each, also with what is no action. Seeds are drawn if there are none."""
         return self.ask("policy", prompts, None, sampling, max_format_retries=0, seeds=seeds, counted_as="act")
 
     def ask(
@@ -151,10 +131,8 @@ class Roles:
                     parsed = parse(text)
                 parsed = parsed if completion.finished else None
                 answers[i] = Answer(prompts[i], tuple(completion.token_ids), text, parsed, completion.finished)
-            self.tally.note(FORMAT_METRICS[role], [float(answers[i].parsed is not None) for i in pending])
-            self.tally.note(
-                "completions/clipped_ratio", [float(not completion.finished) for completion in completions]
-            )
+            self.tally.note(f"{role}/format_rate", [float(answers[i].parsed is not None) for i in pending])
+            self.tally.note("completions/clipped_ratio", [float(not c.finished) for c in completions])
             pending = [i for i in pending if answers[i].parsed is None]
         return [answers[i] for i in range(len(prompts))]
 
@@ -279,10 +257,7 @@ class Roles:
 
 
 def role_samplings(options: RoleOptions, action_regex: str | None = None) -> dict[str, Sampling]:
-    """
-    Combine the general options of sampling with those of each role. The role `"evaluation"` is the policy in
-    evaluation.
-    """
+    """Combine the general options with those of each role; `"evaluation"` is the policy in evaluation."""
     general = {
         "max_tokens": options.max_completion_length,
         "temperature": options.temperature,

@@ -29,8 +29,5 @@ def opening_ids(
 
 
 def forgetful_task(task: list[Message], observation: str) -> list[Message]:
-    """
-    Return the messages of a state without history (`keep_history=False`): the observation is in the place of the last
-    message of the task, which was the first observation.
-    """
+    """The messages of a state without history: the observation is in the place of the task's last message."""
     return [*task[:-1], {"role": "user", "content": observation}]

@@ -33,10 +33,7 @@ class KeptWeights:
 
     @torch.no_grad()
     def start(self, model: nn.Module) -> None:
-        """
-        Take the weights of `model`, unless those of the same shards are kept already. If the model will be sharded,
-        call this afterwards.
-        """
+        """Take the weights of `model`, unless those of the same shards are kept; once it is sharded, if it will be."""
         shards = local_shards(model)
         places = {name: shard.place for name, shard in shards.items()}
         if places == self.places:
@@ -180,10 +177,7 @@ MAX_INITIAL_SHARE = 0.05  # of the initial weights in the target weights at the 
 
 
 class WeightsCallback(TrainerCallback):
-    """
-    Takes the initial weights when training begins, and updates the target weights after optimizer steps (algorithm 1,
-    line 10).
-    """
+    """Takes the initial weights when training begins, and updates the target weights after steps (line 10)."""
 
     def __init__(self, initial_weights: InitialWeights, target_weights: TargetWeights):
         self.initial_weights = initial_weights

@@ -63,10 +63,7 @@ class Look(NamedTuple):
         )
 
     def check(self, max_completion_length: int) -> None:
-        """
-        Raises:
-            RunRefused: If hardly any answer of a role can be used.
-        """
+        """Raise [`RunRefused`] if hardly any answer of a role can be used."""
         lost = [f"{role} ({rate:.0%})" for role, rate in self.rates.items() if rate < LEAST]
         remedy = "Use a model that follows instructions better, adapt the prompts (`prompts`), or set `action_format`"
         if self.num_cut >= self.num_asked:  # a quarter of all
@@ -85,13 +82,8 @@ class Look(NamedTuple):
 class WorkedExamples:
     """
     Look at how the roles answer before they are trained, and show worked examples to a model that seldom keeps to
-    their forms (`examples="auto"`). Small models need them; they cost longer prompts.
-
-    Args:
-        roles ([`~method.roles.Roles`]):
-            The roles. Whoever shares their prompts sees the examples, too.
-        is_on (`bool`):
-            Whether anything is looked at.
+    their forms (`examples="auto"`). Small models need them; they cost longer prompts. Whoever shares the prompts of
+    `roles` sees the examples, too.
     """
 
     def __init__(self, roles: Roles, is_on: bool):
@@ -104,26 +96,13 @@ class WorkedExamples:
         return bool(self.roles.prompts.examples)
 
     def choose(
-        self,
-        episodes: list[Episode],
-        begin_again: Callable[[], list[Episode]],
-        seed: int,
-        device: torch.device,
+        self, episodes: list[Episode], begin_again: Callable[[], list[Episode]], seed: int, device: torch.device
     ) -> Look:
         """
-        Look, and if a role seldom keeps to its form, begin again with the examples. They stay if they help. All
-        processes call this with the initial weights; the random state of training does not change.
-
-        Args:
-            episodes (`list[Episode]`):
-                What there is to look at.
-            begin_again (`Callable[[], list[Episode]]`):
-                Plays or reads episodes that begin with the examples.
-            seed (`int`), device (`torch.device`):
-                Of the answers.
-
-        Raises:
-            RunRefused: If hardly any answer of a role can be used, with examples either.
+        Look at episodes, and if a role seldom keeps to its form, `begin_again`, which plays or reads others, with the
+        examples. They stay if they help. All processes call this with the initial weights; the random state of
+        training does not change. Raise [`RunRefused`] if hardly any answer of a role can be used, with examples
+        either.
         """
         self.is_due = False
         look = self.look(episodes, seed, device)

@@ -22,10 +22,7 @@ MAX_SECONDS = 10**9
 
 
 def check(options: Any, name: str, valid: bool, requirement: str) -> None:
-    """
-    Raises:
-        ValueError: If an option is not `valid`.
-    """
+    """Raise a `ValueError` if an option is not `valid`."""
     if not valid:
         raise ValueError(f"`{name}` must be {requirement}, got {shown(vars(options)[name])}.")
 
@@ -154,12 +151,7 @@ def _takes_none(options_class: type) -> dict[str, bool]:
 
 
 def check_choices(options: Any, *names: str) -> None:
-    """
-    Check options that have a list of `choices`. Those that can be `None` can be that.
-
-    Raises:
-        ValueError: If one has another value.
-    """
+    """Raise a `ValueError` unless options have one of their `choices`, or `None` where they can."""
     choices = {option.name: option.metadata.get("choices") for option in fields(options)}
     optional = _takes_none(type(options))
     for name in names:
@@ -169,32 +161,17 @@ def check_choices(options: Any, *names: str) -> None:
 
 
 def check_at_least(options: Any, least: int, *names: str) -> None:
-    """
-    Check options for their smallest value. Those that can be `None` have none then.
-
-    Raises:
-        ValueError: If one is less.
-    """
+    """Raise a `ValueError` if options are less than `least`; those that can be `None` can be that."""
     _check_from(options, names, lambda value: value >= least, {0: "not negative", 1: "at least 1"}[least])
 
 
 def check_between(options: Any, least: float, most: float, *names: str) -> None:
-    """
-    Check options for their smallest and largest value. Those that can be `None` can be that.
-
-    Raises:
-        ValueError: If one is less or more.
-    """
+    """Raise a `ValueError` if options are less or more; those that can be `None` can be that."""
     _check_from(options, names, lambda value: least <= value <= most, f"between {least:,} and {most:,}")
 
 
 def check_positive(options: Any, *names: str, most: float) -> None:
-    """
-    Check options that must be above 0, for their largest value, too. Those that can be `None` can be that.
-
-    Raises:
-        ValueError: If one is not, or is more.
-    """
+    """Raise a `ValueError` unless options are above 0, at most `most`, or `None` where they can."""
     _check_from(options, names, lambda value: 0 < value <= most, f"above 0 and at most {most:,}")
 
 

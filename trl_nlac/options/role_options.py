@@ -160,7 +160,9 @@ class RoleOptions:
                 check(self, name, is_valid(value), requirement)
         for name in ("generation_kwargs", "chat_template_kwargs"):
             check(self, name, is_json(vars(self)[name]), "what JSON can hold, because it is saved with the model")
-        _check_generation_kwargs(self.generation_kwargs or {})
+        kwargs = self.generation_kwargs or {}
+        if refused := [f"{name!r} ({_SET_ELSEWHERE[name]})" for name in kwargs if name in _SET_ELSEWHERE]:
+            raise ValueError(f"`generation_kwargs` cannot set {', '.join(refused)}, got {shown(kwargs)}.")
         if self.role_sampling is not None:
             self.role_sampling = _checked_role_sampling(self.role_sampling)
         if self.single_step and self.max_turns != 1:
@@ -196,10 +198,7 @@ class RoleOptions:
 
     @classmethod
     def check_names(cls, options: dict[str, Any], where: str = "") -> None:
-        """
-        Raises:
-            ValueError: If one of `options`, whose place `where` says, is none of the roles.
-        """
+        """Raise a `ValueError` if one of `options`, whose place `where` says, is none of the roles."""
         names = [option.name for option in fields(cls)]
         unknown = sorted(options.keys() - set(names))
         if unknown:
@@ -210,16 +209,6 @@ class RoleOptions:
         options = hide_secrets({option.name: vars(self)[option.name] for option in fields(RoleOptions)})
         with replaced(Path(directory, ROLES_FILE)) as written:
             written.write_text(json.dumps(options, indent=2) + "\n", encoding="utf-8")
-
-
-def _check_generation_kwargs(kwargs: dict[str, Any]) -> None:
-    """
-    Raises:
-        ValueError: If they set what is set elsewhere.
-    """
-    refused = [f"{name!r} ({_SET_ELSEWHERE[name]})" for name in kwargs if name in _SET_ELSEWHERE]
-    if refused:
-        raise ValueError(f"`generation_kwargs` cannot set {', '.join(refused)}, got {shown(kwargs)}.")
 
 
 def _checked_role_sampling(role_sampling: dict[str, Any]) -> dict[str, dict[str, Any]]:

@@ -64,10 +64,7 @@ class Precision:
 def states(
     shape: ModelShape, sharing: Sharing, precision: Precision, optim: str, frozen_bytes: float | None = None
 ) -> dict[str, float]:
-    """
-    Weights, gradients, optimizer, target and initial weights: bytes that are counted exactly. `frozen_bytes` are those
-    of all frozen weights, where they are quantized.
-    """
+    """Count weights, gradients, optimizer, target and initial weights, and all frozen ones (`frozen_bytes`)."""
     kind, trained = sharing.kind, shape.trained
     frozen = precision.frozen * (shape.parameters - trained) if frozen_bytes is None else frozen_bytes
     of_weights = sharing.processes if kind in SHARDED else 1
@@ -159,10 +156,7 @@ def layer_bytes(shape: ModelShape, precision: Precision) -> tuple[float, float]:
 def activations(
     shape: ModelShape, precision: Precision, tokens: int, answer_tokens: int, checkpointing: bool
 ) -> Activations:
-    """
-    Bytes of a forward and backward pass over `tokens`. With `checkpointing` only the inputs of the layers are kept,
-    r h for each token and layer, and each layer is computed again.
-    """
+    """Bytes of both passes over `tokens`. With `checkpointing` a layer keeps its input, r h, and is computed again."""
     kept, made = layer_bytes(shape, precision)
     of_embeddings = 0 if shape.has_adapters else precision.trained * shape.vocab_size * shape.hidden_size
     embeddings = of_embeddings * (3 if shape.is_tied else 1)

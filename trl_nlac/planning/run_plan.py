@@ -127,10 +127,7 @@ class Plan:
 
     @cached_property
     def memory(self) -> dict[str, dict[str, float]]:
-        """
-        Bytes of each part at the worst moments of an iteration: at the loss, in the backward pass of the layers, in
-        the optimizer's step, and while the roles generate with the target weights.
-        """
+        """Bytes at the worst moments: loss, layers backwards, optimizer's step, and while the roles generate."""
         args, shape, sharing, precision = self.args, self.shape, self.sharing, self.precision
         held = {name: size for name, size in self._states.items() if name not in self._on_host}
         asleep = {"engine": ASLEEP if args.vllm_enable_sleep_mode else self._engine} if self._engine else {}

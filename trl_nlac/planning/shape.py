@@ -54,10 +54,8 @@ def model_shape(
 ) -> ModelShape:
     """
     Count the parameters of a model that is made without memory, on the meta device, so that any architecture of
-    `AutoModelForCausalLM` can be counted.
-
-    Raises:
-        ValueError: If the configuration is not that of a language model, or lacks a size.
+    `AutoModelForCausalLM` can be counted. Raise a `ValueError` if the configuration is not that of a language model,
+    or lacks a size.
     """
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code)

@@ -49,14 +49,6 @@ def tokens_of_transition(prompt: float, answer: float, losses: int, shares: bool
     return prompt + losses * answer if shares else losses * (prompt + answer)
 
 
-def trunk_share(turns: float) -> float:
-    """
-    Tokens of the prompts of an episode, each token counted once, for each token of theirs counted one by one. Prompts
-    grow from turn to turn, up to about twice their mean, and the last one contains those before.
-    """
-    return 2 / (turns + 1)
-
-
 def written_share(args: NLACConfig, processes: int, turns: float) -> float:
     """
     Share of the Bellman targets that are written anew. A target is used for `target_max_age` iterations, in each of
@@ -116,7 +108,9 @@ def phases(
     of_target, of_refine = answers(args)
     steps = episodes * turns
     waiting = turns * rates.environment_seconds
-    found = [generating("rollout", steps, steps * prompt * (trunk_share(turns) if args.use_vllm else 1), waiting)]
+    # Prompts of an episode grow up to about twice their mean, and the last one contains those before.
+    read_once = 2 / (turns + 1) if args.use_vllm else 1
+    found = [generating("rollout", steps, steps * prompt * read_once, waiting)]
     written = samples * written_share(args, gpus, turns)
     for name, asked, number in (("target", written, of_target), ("refine", samples, of_refine)):
         found.append(generating(name, asked * number, asked * prompt * (1 if args.use_vllm else number)))

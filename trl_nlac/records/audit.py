@@ -49,10 +49,7 @@ MAX_ROWS = 100_000  # of a process
 
 
 class AuditTrail:
-    """
-    Keep a row for each audited sample of every iteration, and write them to parquet files. With more than `MAX_ROWS`,
-    the oldest files are deleted.
-    """
+    """Write a row for each audited sample to parquet files, of which at most `MAX_ROWS` rows are kept."""
 
     def __init__(self, output_dir: str | Path, process: int):
         self.output_dir = Path(output_dir)

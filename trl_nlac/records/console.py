@@ -27,10 +27,7 @@ class ProgressBar(ProgressCallback):
 
 
 class ConsoleCallback(TrainerCallback):
-    """
-    Print a line for each log, in place of all its metrics, and from time to time a row of the audit trail. `take_row`
-    returns one that was not shown yet, if there is one.
-    """
+    """Print a line for each log in place of all metrics, and at times a row of the audit trail, of `take_row`."""
 
     def __init__(self, take_row: Callable[[], dict[str, Any] | None]):
         self.take_row = take_row

@@ -50,10 +50,7 @@ EPISODE = pa.schema(
 
 
 class EpisodeTables:
-    """
-    Write episodes down, as `log_completions` of TRL's trainers does with completions. `decode` decodes the tokens of
-    an action.
-    """
+    """Write episodes down, as TRL's `log_completions` does. `decode` decodes the tokens of an action."""
 
     def __init__(self, args: NLACConfig, decode: Callable[[list[int]], str]):
         self.args = args

@@ -67,11 +67,7 @@ def checkpoints(run: str | Path) -> dict[int, Path]:
 
 
 def check_unused(run: str | Path) -> None:
-    """
-    Raises:
-        RunRefused: If the folder has a checkpoint, a run that has ended, or a model. What is left of a run that was
-            killed before its first checkpoint is no obstacle: nobody can resume it.
-    """
+    """Raise [`RunRefused`] if a folder has a checkpoint, an ended run, or a model; other leftovers are fine."""
     found, weights, ends = list(checkpoints(run).values()), _matching(Path(run), _WEIGHTS), last_steps(run)
     if found or weights or ends:
         resume = f"resume it (`resume_from_checkpoint={str(found[-1])!r}`), " if found else ""
@@ -91,10 +87,8 @@ def set_aside(run: str | Path, step: int, recorded: int, with_model: bool = Fals
     """
     Move what belongs to steps of a run after `step`, that of the checkpoint which it resumes from, into a new folder
     in its folder `_superseded`: checkpoints, logs, evaluations, `with_model` a model that is saved in the folder, and
-    records of training after the step `recorded`, since the checkpoint has their rows.
-
-    Raises:
-        RunRefused: If the folder has links out of it.
+    records of training after the step `recorded`, since the checkpoint has their rows. Raise [`RunRefused`] if the
+    folder has links out of it.
     """
     run = Path(run)
     refuse_links(run)
@@ -152,13 +146,9 @@ def _split(log: Path, step: int) -> tuple[list[bytes], list[bytes]]:
     """Split the lines of a log into those until `step` and those of later ones."""
     before, later = [], []
     for line in _lines(log):
-        (later if _is_later(line, step) else before).append(line)
+        is_later = not line.endswith(b"\n") or _parse(line)["step"] > step  # or half-written
+        (later if is_later else before).append(line)
     return before, later
-
-
-def _is_later(line: bytes, step: int) -> bool:
-    """Whether a line is of a later step, or half-written."""
-    return not line.endswith(b"\n") or _parse(line)["step"] > step
 
 
 def _parse(line: bytes) -> dict[str, Any]:

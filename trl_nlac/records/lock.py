@@ -27,10 +27,8 @@ def locked(run: str | Path) -> Iterator[None]:
     Hold the lock of a run's folder, which is made if it does not exist. One process of a run holds it for all of them.
     The system releases it when the process ends, however it ends; child processes do not inherit it. On a shared file
     system it holds on all hosts, if the file system has locks (NFS does on Linux); otherwise a warning says that
-    nothing prevents a second run.
-
-    Raises:
-        RunRefused: If another run holds the lock, or if the folder has links out of it.
+    nothing prevents a second run. Raise [`RunRefused`] if another run holds the lock, or if the folder has links out
+    of it.
     """
     path = Path(run, LOCK)
     path.parent.mkdir(parents=True, exist_ok=True)

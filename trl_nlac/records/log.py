@@ -23,10 +23,7 @@ _EVALUATION = re.compile(r"eval_(?:(?P<dataset>.+)_)?(?P<metric>(?:critic|enviro
 
 
 def find_evaluations(logs: Iterable[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
-    """
-    Find the evaluations among the logs of a run: metrics without their prefix, and `step`, oldest first, by the name
-    of the dataset, which is empty if there is only one.
-    """
+    """Find the evaluations in logs, oldest first, by dataset (empty if it is the only one), without their prefix."""
     evaluations = defaultdict(list)
     for log in logs:
         found: dict[str, dict[str, Any]] = defaultdict(dict)
@@ -76,7 +73,8 @@ def read_log(path: Path) -> TrainingLog:
             continue
         try:
             logged = json.loads(line)
-            row = {name: value for name, value in logged.items() if _is_finite(value)}
+            # An integer can be too large to tell.
+            row = {name: n for name, n in logged.items() if isinstance(n, int | float) and math.isfinite(n)}
             row["step"] = int(row["step"])
         except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError):
             unreadable.append(number)
@@ -93,7 +91,3 @@ def read_log(path: Path) -> TrainingLog:
         others = f" and {more:,} more" if more > 0 else ""
         logger.warning(f"{path}: these lines are no logs and are left out: {first}{others}.")
     return TrainingLog(training, find_evaluations(rows), seconds if has_ended else None, unreadable)
-
-
-def _is_finite(value) -> bool:
-    return isinstance(value, int | float) and math.isfinite(value)  # an integer can be too large to tell

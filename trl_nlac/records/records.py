@@ -33,10 +33,7 @@ _OWN_GROUPS += ("train_", "eval_")
 
 
 class Records:
-    """
-    Collect metrics, seconds of the phases, episodes and the audit trail until the next log. `decode` decodes the
-    tokens of an action.
-    """
+    """Collect metrics, seconds, episodes and the audit trail until the next log. `decode` decodes tokens."""
 
     def __init__(self, args: NLACConfig, decode: Callable[[list[int]], str]):
         self.args = args
@@ -67,12 +64,7 @@ class Records:
         self.seconds[phase] += time.perf_counter() - start
 
     def add_function_metric(self, name: str, value: float) -> None:
-        """
-        Add a value that a user's function logs, in any thread.
-
-        Raises:
-            TypeError, ValueError: If it is no number, or the name is one of the trainer's own.
-        """
+        """Add a value that a function logs, in any thread; a `TypeError` or `ValueError` if it cannot be."""
         name = str(name)
         if name in _OWN_NAMES or name.startswith(_OWN_GROUPS):
             raise ValueError(
@@ -93,10 +85,7 @@ class Records:
         return _means(values)
 
     def add_episodes(self, episodes: list[Episode], numbers: list[int], step: int) -> None:
-        """
-        Add the episodes of this process that were played for training; `numbers` are the ids in the replay buffer of
-        [`~types.all_conversations`] of them, and `step` the number of optimizer steps before.
-        """
+        """Add the episodes that this process played; `numbers` are ids in the buffer, `step` the steps before."""
         few = 0 if self.args.process_index else FEW
         recorded = all_conversations(episodes if self.args.log_completions else episodes[:few])
         self._rows += self.tables.rows(recorded, numbers[: len(recorded)], step, self.num_environment_steps)
@@ -130,10 +119,7 @@ class Records:
         metrics: dict[str, float],
         step: int,
     ) -> None:
-        """
-        Add the samples that an iteration will train on. The audit trail gets the first ones, of whose stored actions
-        there are judgements. The metrics are those of the iteration, over all processes.
-        """
+        """Add the samples of an iteration, and metrics of all processes. The audit trail gets the judged ones."""
         if self.audit is not None:
             self.audit.open(samples, judgements, targets, refinements, step, self.num_environment_steps)
         self.health.update(metrics)
@@ -150,10 +136,7 @@ class Records:
         num_tokens: int,
         reduce: Callable[[torch.Tensor], torch.Tensor],
     ) -> None:
-        """
-        Add the losses of the examples of a pass, (B,), and count the tokens that the model computed for them, padding
-        included. `reduce` sums a tensor over all processes.
-        """
+        """Add the losses of a pass, (B,), and the tokens that were computed. `reduce` sums over all processes."""
         if self.audit is not None:
             self.audit.add_losses(examples, losses)
         kinds = [[example.loss == name and example.weight > 0 for example in examples] for name in LOSSES]

@@ -25,10 +25,7 @@ _OF_THE_PLACE = {"output_dir", "run_name", "logging_dir", "project", "trackio_sp
 
 
 def write_settings(args: NLACConfig, model: str) -> None:
-    """
-    Write down the options of a run into its folder, without secrets: those that are not at their defaults apart from
-    the others.
-    """
+    """Write the options of a run into its folder, without secrets, and those at their defaults apart."""
     values = hide_secrets(args.to_dict())
     chosen: dict[str, Any] = {}
     others: dict[str, Any] = {}

@@ -67,12 +67,7 @@ def write_episodes(path: Path, episodes: Iterable[StoredEpisode]) -> None:
 
 
 def read_episodes(path: Path, keep: np.ndarray | None = None) -> Iterator[StoredEpisode]:
-    """
-    Read a file of [`write_episodes`] in order; with a mask `keep`, only the episodes for which it is true.
-
-    Raises:
-        ValueError: If it is another file.
-    """
+    """Read a file of [`write_episodes`] in order, or the episodes of a mask; a `ValueError` if it is another file."""
     try:
         yield from _read(path, keep)
     except OSError:

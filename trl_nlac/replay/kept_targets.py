@@ -25,10 +25,7 @@ class KeptTargets:
         return len(self._records)
 
     def keep(self, sample: Sample, target: Answer, version: int) -> None:
-        """
-        Keep the target of a transition, parsed into a [`~types.Critique`], or into `None` where it could not be read,
-        in place of an earlier one. `version` is the number of updates of the target weights.
-        """
+        """Keep the target of a transition, `None` if unreadable, and the number of updates of the target weights."""
         text = json.dumps(_written(target, sample.transition))
         self._records[sample.transition_id] = (version, zlib.compress(text.encode()))
 

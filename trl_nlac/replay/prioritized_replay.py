@@ -40,12 +40,7 @@ class PrioritizedReplay:
             Bellman targets of its transitions. They leave with their episodes.
     """
 
-    def __init__(
-        self,
-        capacity: int,
-        priority_exponent: float = 0.1,
-        seed: int = 0,
-    ):
+    def __init__(self, capacity: int, priority_exponent: float = 0.1, seed: int = 0):
         self.capacity = capacity
         self.priority_exponent = priority_exponent
         self._rng = np.random.default_rng(seed)

@@ -19,10 +19,7 @@ _SIZES = struct.Struct("<III")  # of the token ids, compressed and uncompressed,
 
 
 class EpisodeStore:
-    """
-    Episodes by number, first in, first out. Each is stored as one compressed record, smaller than its token ids, and
-    decoded on access; as long as an episode is referenced, the same object is returned.
-    """
+    """Episodes by number, first in, first out: compressed records, decoded on access, once while in use."""
 
     def __init__(self):
         self._records: OrderedDict[int, bytes] = OrderedDict()  # oldest first
@@ -54,12 +51,7 @@ class EpisodeStore:
 
 
 def encode_episode(episode: Episode) -> bytes:
-    """
-    Encode an episode as one compressed record: its token ids, and the rest as JSON.
-
-    Raises:
-        TypeError: If JSON cannot hold its task.
-    """
+    """Encode token ids, and the rest as JSON, in one record; a `TypeError` if JSON cannot hold the task."""
     token_ids = np.asarray(episode.token_ids, dtype=np.int32).tobytes()
     turns = [list(vars(turn).values()) for turn in episode.turns]
     fields = {**vars(episode), "turns": turns}

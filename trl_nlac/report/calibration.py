@@ -51,9 +51,7 @@ def first_and_last(verdicts: dict[tuple[str, int], list[tuple[float, bool]]]) ->
 
 
 def reliability(dataset: str, step: int, verdicts: list[tuple[float, bool]]) -> Reliability:
-    """
-    Compare verdict scores with the outcomes: the log-odds of a "Yes" and whether the episode succeeded, at least one.
-    """
+    """Compare verdict scores, the log-odds of a "Yes", with whether the episodes succeeded, of at least one."""
     scores, successes = ([float(value) for value in values] for values in zip(*verdicts, strict=True))
     values = calibration(scores, successes)
     groups: list[list[tuple[float, float]]] = [[] for _ in range(NUM_BINS)]

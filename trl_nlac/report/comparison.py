@@ -24,10 +24,8 @@ def write_comparison(
 ) -> Path:
     """
     Write one HTML page that compares the runs of several folders: results and costs, the settings that differ, and
-    curves. `refresh` is as in [`write_report`], while one of the runs goes on.
-
-    Raises:
-        ValueError: If a folder has no log of a run.
+    curves. `refresh` is as in [`write_report`], while one of the runs goes on. Raise a `ValueError` if a folder has no
+    log of a run.
     """
     folders = [Path(run).resolve() for run in runs]
     names = short_names(folders)

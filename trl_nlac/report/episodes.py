@@ -20,10 +20,7 @@ Row = dict[str, Any]
 
 
 def played_episode(row: Row, split: str, dataset: str, samples: list[Row]) -> Row:
-    """
-    Prepare an episode that was recorded completely: a row of a file of completions, of the `split` "train" or "eval",
-    with its audited samples, oldest first.
-    """
+    """Prepare a row of a file of completions, of the `split` "train" or "eval", with its audited samples."""
     # A failed environment does not prove the critic right or wrong.
     success = row["success"] if row["failure"] is None else None
     turns = {number: _with_mark(turn, success) for number, turn in enumerate(row["turns"])}

@@ -20,10 +20,7 @@ class Highlight(NamedTuple):
 
 
 def find_highlights(episodes: list[dict[str, Any]], first_success: int | None) -> list[Highlight]:
-    """
-    Choose at most one highlight of each kind among the episodes of the page, of which `first_success` is the first one
-    of the run that succeeded.
-    """
+    """Choose at most one highlight of each kind; `first_success` is the first episode of the run that succeeded."""
     found = [_refinement(episodes), _mistake(episodes)]
     opening = before_and_after(episodes) or [_success(episodes, first_success)]
     return [highlight for highlight in (*opening, *found) if highlight is not None]

@@ -41,10 +41,7 @@ class RunReport:
 
 
 def write_report(
-    run: str | Path,
-    output: str | Path | None = None,
-    refresh: int | None = None,
-    max_episodes: int = MAX_EPISODES,
+    run: str | Path, output: str | Path | None = None, refresh: int | None = None, max_episodes: int = MAX_EPISODES
 ) -> Path:
     """
     Write one HTML page about a training run: its settings, curves, highlights, the critic's calibration, its episodes

@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 Part = TypeVar("Part")
 
 _HERE = Path(__file__).parent
-_ESCAPES = {ord(character): f"\\u{ord(character):04x}" for character in "<>&"}
+_ESCAPES = {ord(character): f"\\u{ord(character):04x}" for character in "<>&"}  # which have a meaning in HTML
 
 
 class Parts:
@@ -45,10 +45,7 @@ class Parts:
 def write_page(
     output: Path, template: str, styles: Sequence[str], scripts: Sequence[str], data: dict[str, Any], **values: Any
 ) -> Path:
-    """
-    Write a page. A reader never sees half of it. The scripts read `data`, without the secrets in it; `values` are the
-    variables of the template.
-    """
+    """Write a page at once. Scripts read `data`, without secrets; `values` are the variables of the template."""
     style, script = (
         "\n".join((_HERE / name).read_text(encoding="utf-8") for name in part) for part in (styles, scripts)
     )
@@ -65,7 +62,7 @@ def write_page(
         script=script,
         # Even if a text of the model or an environment were not escaped, only this script could run.
         policy=f"default-src 'none'; style-src {_source(style)}; script-src {_source(script)}; base-uri 'none'",
-        data=_json(hide_secrets(data)),
+        data=json.dumps(hide_secrets(data), allow_nan=False, separators=(",", ":")).translate(_ESCAPES),
         **values,
     )
     with replaced(output) as written:
@@ -82,8 +79,3 @@ def in_turns(text: str) -> str:
 def _source(text: str) -> str:
     """Return the name of an inline style or script in a content security policy."""
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
-
-
-def _json(data: Any) -> str:
-    """Encode JSON in ASCII, without characters that have a meaning in HTML."""
-    return json.dumps(data, allow_nan=False, separators=(",", ":")).translate(_ESCAPES)

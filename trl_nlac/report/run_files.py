@@ -218,10 +218,7 @@ def _tasks(evaluations: list[_Place]) -> dict[str, dict[int, dict[int, list[int]
 
 
 def _over_time(places: list[_Place], number: int) -> list[_Place]:
-    """
-    Return at most `number` places of evaluations: of the newest evaluation of each dataset, and of the same tasks at
-    all other times, first one episode of each, then a second one, and so on.
-    """
+    """At most `number` places of evaluations: the newest of each dataset, and the same tasks at all other times."""
     if len(places) <= number:
         return list(places)
     newest = {place.file.dataset: place.step for place in places}
@@ -281,11 +278,6 @@ def _key(row: dict[str, Any]) -> Key:
 
 
 def _as_data(episode: dict[str, Any]) -> dict[str, Any]:
-    """
-    Return an episode that the page can hold.
-
-    Raises:
-        ValueError, TypeError: If it has values of which there is no JSON.
-    """
+    """Return an episode that the page can hold; a `ValueError` or `TypeError` if there is no JSON of it."""
     json.dumps(episode, allow_nan=False)
     return episode

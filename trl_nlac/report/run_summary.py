@@ -57,12 +57,13 @@ def summarize(run: Path, log: TrainingLog) -> Summary:
     rows = [*log.training, *(row for rows in log.evaluations.values() for row in rows)]
     model, unreadable = _model(run)
     training_rates = [row["episode/success_rate"] for row in log.training if "episode/success_rate" in row]
+    last = log.training[-1] if log.training else {}
     return Summary(
         name=run.name,
         model=model,
         step=max((row["step"] for row in rows), default=0),
         environment_steps=max((row.get("environment/steps", 0) for row in rows), default=0),
-        tokens=_tokens(log.training[-1]) if log.training else {},
+        tokens={kind: round(last[f"tokens/{kind}"]) for kind in TOKEN_KINDS if f"tokens/{kind}" in last},
         duration=None if log.seconds is None else _duration(log.seconds),
         successes=[success for item in log.evaluations.items() if (success := _success(*item)) is not None],
         training_success=training_rates[-1] if training_rates else None,
@@ -88,10 +89,6 @@ def spent_tokens(row: dict[str, float]) -> SpentTokens | None:
     kinds = [kind for kind in TOKEN_KINDS if any(kind in numbers for numbers in found.values())]
     order = sorted(found, key=lambda role: -sum(found[role].get(kind, 0) for kind in ("generated", "prefilled")))
     return SpentTokens(kinds, {role: [found[role].get(kind) for kind in kinds] for role in order}) if kinds else None
-
-
-def _tokens(row: dict[str, float]) -> dict[str, int]:
-    return {kind: round(row[f"tokens/{kind}"]) for kind in TOKEN_KINDS if f"tokens/{kind}" in row}
 
 
 def _success(dataset: str, rows: list[dict[str, float]]) -> Success | None:

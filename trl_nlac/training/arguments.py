@@ -42,12 +42,7 @@ def plays_prompts(environment_factory: Any, tools: Any, reward_funcs: Any, train
 
 @contextmanager
 def named(argument: str) -> Iterator[None]:
-    """
-    Name an argument in the errors of other packages about it.
-
-    Raises:
-        ValueError: For every error but a lack of memory: files of a model can make the libraries raise anything.
-    """
+    """Name an argument in a `ValueError`, for whatever the libraries raise about it but a lack of memory."""
     try:
         yield
     except (MemoryError, torch.OutOfMemoryError):
@@ -57,13 +52,7 @@ def named(argument: str) -> Iterator[None]:
 
 
 def check_arguments(arguments: dict[str, Any]) -> None:
-    """
-    Check the arguments of [`NLACTrainer`], by name.
-
-    Raises:
-        ValueError: If there is a `rollout_func`.
-        TypeError: If one has another type, or was given in the place that it has in [`~trl.GRPOTrainer`].
-    """
+    """Raise a `ValueError` for a `rollout_func`; a `TypeError` for other types, or for places as in GRPOTrainer."""
     if arguments["rollout_func"] is not None:
         raise ValueError(
             "`rollout_func` is not taken: it returns tokens and log-probabilities, and this trainer plays by itself. "
@@ -81,12 +70,7 @@ def check_arguments(arguments: dict[str, Any]) -> None:
 
 
 def check_types(**arguments: Any) -> None:
-    """
-    Check arguments one by one, by name.
-
-    Raises:
-        TypeError: If one has another type.
-    """
+    """Check arguments one by one, by name; a `TypeError` if one has another type."""
     for name, value in arguments.items():
         if isinstance(value, IterableDataset):
             raise TypeError(
@@ -99,10 +83,7 @@ def check_types(**arguments: Any) -> None:
 
 
 def check_best_metric(args: NLACConfig, eval_dataset: Dataset | dict[str, Dataset] | None) -> None:
-    """
-    Raises:
-        ValueError: If `metric_for_best_model` is the loss, or names none of several evaluation datasets.
-    """
+    """Raise a `ValueError` if `metric_for_best_model` is the loss, or names none of several datasets."""
     metric = args.metric_for_best_model
     if metric is not None and re.fullmatch(r"(.+_)?loss", metric):
         raise ValueError(
@@ -119,10 +100,7 @@ def check_best_metric(args: NLACConfig, eval_dataset: Dataset | dict[str, Datase
 
 
 def check_optimizer(args: NLACConfig) -> None:
-    """
-    Raises:
-        ValueError: If the optimizer trains other weights than those that are to be played with and saved.
-    """
+    """Raise a `ValueError` if the optimizer trains other weights than those to be played with and saved."""
     name = OptimizerNames(args.optim).value
     if name.startswith("schedule_free"):
         raise ValueError(
@@ -146,10 +124,8 @@ def check_tasks(
 ) -> None:
     """
     Check datasets of tasks. Those of `train_dataset` are stored in the replay buffer, as JSON. `check_task` raises a
-    `ValueError` if a row does not fit its environment; it is called with the first row of each dataset.
-
-    Raises:
-        ValueError: If a dataset is empty, has a column that JSON cannot hold, or has a row that does not fit.
+    `ValueError` if a row does not fit its environment; it is called with the first row of each dataset. Raise a
+    `ValueError` if a dataset is empty, has a column that JSON cannot hold, or has a row that does not fit.
     """
     several = eval_dataset if isinstance(eval_dataset, dict) else {}
     datasets = {"`train_dataset`": train_dataset, "`eval_dataset`": None if several else eval_dataset}

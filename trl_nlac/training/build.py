@@ -66,12 +66,7 @@ def make_environments(
     reward_funcs: RewardFunc | list[RewardFunc] | None,
     train_dataset: Dataset | None,
 ) -> EnvironmentPool:
-    """
-    Make the pool of environments.
-
-    Raises:
-        ValueError: If an option does not fit the environments.
-    """
+    """Make the pool of environments; a `ValueError` if an option does not fit them."""
     if plays_prompts(environment_factory, tools, reward_funcs, train_dataset):
         environment_factory = Prompts
     environments = EnvironmentPool(
@@ -170,11 +165,7 @@ def load(
         args.set_unused_parameters()
     chat = ChatEncoder(tokenizer, args.chat_template_kwargs)
     args.action_format = choose_format(
-        args.action_format,
-        chat,
-        environments.tool_schemas,
-        environments.brings_tools,
-        environments.is_single_step,
+        args.action_format, chat, environments.tool_schemas, environments.brings_tools, environments.is_single_step
     )
     if warning := short_thoughts(chat.template, args.max_completion_length):
         logger.warning(warning)
@@ -239,9 +230,7 @@ def make_rollouts(
 def make_replay(args: NLACConfig, roles: Roles, replay_dataset: Dataset | None) -> PrioritizedReplay:
     """Make the replay buffer of this process, with its share of the logs."""
     replay = PrioritizedReplay(
-        args.replay_buffer_size,
-        priority_exponent=args.priority_exponent,
-        seed=args.seed + args.process_index,
+        args.replay_buffer_size, priority_exponent=args.priority_exponent, seed=args.seed + args.process_index
     )
     if replay_dataset is not None:
         shares = (args.process_index, args.world_size, args.max_prompt_length)

@@ -102,10 +102,7 @@ def load_state(
     Read the pending micro-batches and the state from [`save_state`]. If they were saved by another number of
     processes, their replay buffers are divided among the current ones, and the iteration starts again, because its
     micro-batches fit the old batches and transition ids. If no process of this rank saved, the parts of the state lack
-    their random states.
-
-    Raises:
-        FileNotFoundError: If the checkpoint has no state of this process.
+    their random states. Raise a `FileNotFoundError` if the checkpoint has no state of this process.
     """
     folder, first = _folder(directory, rank), _folder(directory, 0)
     if not first.exists():
@@ -134,11 +131,8 @@ def load_state(
 def read_state(checkpoint: Path) -> dict[str, Any]:
     """
     Check the files of a checkpoint, then read the state of the first process that [`save_state`] wrote, before
-    anything else is loaded.
-
-    Raises:
-        RunRefused: If files are missing or damaged.
-        FileNotFoundError: If the checkpoint has no such state.
+    anything else is loaded. Raise [`RunRefused`] if files are missing or damaged. Raise a `FileNotFoundError` if the
+    checkpoint has no such state.
     """
     if not checkpoint.is_dir():
         raise FileNotFoundError(f"There is no checkpoint {checkpoint}: no such folder.")
@@ -192,10 +186,8 @@ def _digest(value: Any) -> dict[str, str]:
 def check_identity(checkpoint: Path, saved: dict[str, dict[str, Any]], own: dict[str, dict[str, Any]]) -> None:
     """
     Compare what a run was made of with what a checkpoint was. Another optimizer passes where the state of the former
-    was deleted. Each has parts by name, with their properties as JSON holds them.
-
-    Raises:
-        RunRefused: If they differ; the message names the parts.
+    was deleted. Each has parts by name, with their properties as JSON holds them. Raise [`RunRefused`] if they differ;
+    the message names the parts.
     """
     foreign = []
     for part, properties in own.items():
@@ -276,10 +268,7 @@ def drop_outdated(
     replay: PrioritizedReplay,
     batches: list[list[TrainingExample]],
 ) -> None:
-    """
-    Drop the kept targets and the pending micro-batches that were made with other options, with a warning. `saved` are
-    the checkpoint's [`options_of_iteration`].
-    """
+    """Drop kept targets and pending batches that were made with other options than the `saved`, with a warning."""
     own, effects = options_of_iteration(args), []
     changed = {name: value for name, value in saved.items() if value != own[name]}
     if changed.pop("max_prompt_length", None):
@@ -313,9 +302,7 @@ def save_rows(directory: Path, rank: int, rows: dict[str, list[Any]]) -> None:
 
 
 def load_rows(directory: Path, rank: int, world_size: int) -> dict[str, list[Any]]:
-    """
-    Read the rows of [`save_rows`]. If they were saved by another number of processes, the first one gets all of them.
-    """
+    """Read the rows of [`save_rows`]. If another number of processes saved them, the first one gets all of them."""
     folders = [_folder(directory, rank)]
     if _state(_folder(directory, 0) if _folder(directory, 0).exists() else folders[0])["world_size"] != world_size:
         folders = sorted(directory.glob("nlac/rank_*")) if rank == 0 else []

@@ -25,10 +25,7 @@ logger = get_logger(__name__)
 
 
 def can_chunk_head(model: nn.Module, config: PreTrainedConfig, args: "NLACConfig") -> bool:
-    """
-    Return whether a model's log-probabilities are those of its output layer, called in chunks. If not, a warning names
-    the reason. All processes decide alike.
-    """
+    """Whether the output layer can be called in chunks. If not, a warning says why. All processes decide alike."""
     (reason, *_) = [*filter(None, gather_object([_unfit(model, args) or _difference(model, config, args)])), ""]
     if reason:
         logger.warning(

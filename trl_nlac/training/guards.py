@@ -21,10 +21,7 @@ MAX_IDLE_ITERATIONS = 10  # in a row, without an example of any loss
 
 
 class IdleMonitor:
-    """
-    Count, for each loss that is trained, iterations in a row in which it was not, because no Bellman target or no
-    refined action could be read.
-    """
+    """Count iterations in a row in which a loss was not trained, because no target or refined action could be read."""
 
     def __init__(self):
         self.num_iterations: dict[str, int] = {}  # in a row without an example of each loss
@@ -42,13 +39,7 @@ class IdleMonitor:
         return min(self.num_iterations.values(), default=-1) >= MAX_IDLE_ITERATIONS
 
     def check(self, causes: list[str]) -> None:
-        """
-        Warn of a loss that had no example for so long as of this iteration, and of the causes why answers cannot be
-        read.
-
-        Raises:
-            TrainingStopped: If no loss had one.
-        """
+        """Warn of a loss without examples for so long, and of its causes; raise [`TrainingStopped`] if it is both."""
         why = " ".join(causes) or "See the format rates in the log."
         if self.is_exceeded:
             number = min(self.num_iterations.values())
@@ -101,18 +92,13 @@ class LossGuard:
         self.num_batches = 0  # in a row
 
     def finite_losses(
-        self,
-        compute: Callable[[MicroBatch], torch.Tensor],
-        batch: MicroBatch,
-        collate: NLACCollator,
+        self, compute: Callable[[MicroBatch], torch.Tensor], batch: MicroBatch, collate: NLACCollator
     ) -> tuple[MicroBatch, torch.Tensor]:
         """
         Compute finite losses of a batch, `(B,)`, and return the batch that they are of. If some are not finite on any
-        process, the model runs again on all processes without those examples.
-
-        Raises:
-            TrainingStopped: If examples were dropped from too many micro-batches in a row.
-            RuntimeError: If losses are not finite even without them.
+        process, the model runs again on all processes without those examples. Raise [`TrainingStopped`] if examples
+        were dropped from too many micro-batches in a row. Raise a `RuntimeError` if losses are not finite even without
+        them.
         """
         losses = compute(batch)
         dropped = ~losses.detach().isfinite()
@@ -159,19 +145,14 @@ class LossGuard:
 
 
 class GradientGuard:
-    """
-    Leave out optimizer steps whose gradient is not finite, count and report them: such a step would ruin all weights.
-    """
+    """Leave out, count and report optimizer steps whose gradient is not finite, which would ruin all weights."""
 
     def __init__(self):
         self.num_skipped = 0
         self.num_in_a_row = 0
 
     def skips(self, norm: torch.Tensor | float | None, step: int) -> bool:
-        """
-        Return whether the optimizer step after `step` others is left out, by the norm of the gradient over all
-        processes, where it is known.
-        """
+        """Whether the step after `step` others is left out, by the norm of the gradient over all processes."""
         if norm is None or math.isfinite(norm):
             self.num_in_a_row = 0
             return False
@@ -181,10 +162,7 @@ class GradientGuard:
         return True
 
     def check(self) -> None:
-        """
-        Raises:
-            TrainingStopped: If too many steps in a row were left out.
-        """
+        """Raise [`TrainingStopped`] if too many steps in a row were left out."""
         if self.num_in_a_row >= MAX_NOT_FINITE:
             raise TrainingStopped(
                 f"{self.num_in_a_row} optimizer steps in a row had gradients that are not finite. Lower "

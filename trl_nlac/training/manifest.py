@@ -39,13 +39,7 @@ def write_manifest(checkpoint: Path) -> None:
 
 
 def check_manifest(checkpoint: Path) -> None:
-    """
-    Compare the files of a checkpoint with its manifest. Files that it does not name are left alone.
-
-    Raises:
-        RunRefused: If files are missing or damaged, the manifest among them; the message names them, and the
-            checkpoint before this one.
-    """
+    """Raise [`RunRefused`] if files that the manifest names, or itself, are missing or damaged; name them."""
     path = checkpoint / MANIFEST
     if not path.is_file():
         raise RunRefused(
@@ -69,13 +63,7 @@ def check_manifest(checkpoint: Path) -> None:
 
 @contextmanager
 def named_in_errors(checkpoint: str | Path | None, is_over: Callable[[], bool] = lambda: False) -> Iterator[None]:
-    """
-    Refuse a checkpoint, if there is one, of which something cannot be read, until `is_over`: files can be as the
-    manifest says and odd all the same, and libraries do not say of which checkpoint they are.
-
-    Raises:
-        RunRefused: What a library raised, with the checkpoint.
-    """
+    """Raise [`RunRefused`] that names the checkpoint, until `is_over`, if a library cannot read something."""
     try:
         yield
     except Exception as error:

@@ -40,11 +40,8 @@ def load_model(
 ) -> PreTrainedModel:
     """
     Load the model to train, by its id or path, or take an instance. An adapter wraps it with `peft_config`, and
-    `quantization_config` quantizes a model that is loaded by name.
-
-    Raises:
-        ValueError: If the model cannot be loaded or wrapped, generates no text, has weights that are not finite, or an
-            adapter with virtual tokens in the sequence.
+    `quantization_config` quantizes a model that is loaded by name. Raise a `ValueError` if the model cannot be loaded
+    or wrapped, generates no text, has weights that are not finite, or an adapter with virtual tokens in the sequence.
     """
     if isinstance(model, str):
         model = load_by_name(model, args, quantization_config)
@@ -103,13 +100,7 @@ def warn_of_replaced_optimizer(optim: str, deepspeed_config: dict[str, Any]) -> 
 
 
 def choose_aux_loss(args: NLACConfig, model: "PreTrainedModel | PeftModel") -> None:
-    """
-    Set `router_aux_loss_coef`, if it is open, to that of the model's configuration, and to 0 for models without a
-    mixture of experts.
-
-    Raises:
-        ValueError: If there is a coefficient, and the model has no such loss.
-    """
+    """Set an open `router_aux_loss_coef` to the configuration's; a `ValueError` where the model has no such loss."""
     base, coefficient = model.get_base_model() if is_peft_model(model) else model, args.router_aux_loss_coef
     if "output_router_logits" in signature(base.forward).parameters:
         if coefficient is None:
@@ -146,13 +137,7 @@ def load_by_name(
 
 
 def adapter_config(name: str, revision: str | None = None) -> "PeftConfig | None":
-    """
-    Return the configuration of an adapter that was saved, in a folder or on the Hub, and `None` if the name is that of
-    a whole model.
-
-    Raises:
-        ValueError: If it is an adapter, and a revision other than "main" is asked for.
-    """
+    """Return a saved adapter's configuration, `None` of a whole model; a `ValueError` for another revision."""
     if not is_adapter(name):
         return None
     if revision not in (None, "main"):  # "main" is the default of `--model_revision`

@@ -183,10 +183,7 @@ class RunTrainer(AtomicSavingTrainer):
     def _open_folder(
         self, resume_from_checkpoint: str | bool | None, num_steps: int | None
     ) -> tuple[str | None, bool]:
-        """
-        Check the folder of the run and the checkpoint, then set aside what is of later steps. Return the checkpoint to
-        resume from, and whether training has ended there.
-        """
+        """Check folder and checkpoint, and set later steps aside. Return the checkpoint, and whether all is done."""
         run = Path(self.args.output_dir)
         recover(run)
         if not resume_from_checkpoint:

@@ -32,10 +32,7 @@ _SECONDS_OF_CACHES = 60.0  # that a network file system may keep
 
 
 class AtomicSavingTrainer(_BaseTrainer):
-    """
-    Writes checkpoints to a temporary folder and renames them once all processes are done, so that every folder with a
-    checkpoint's name is complete. Older checkpoints are deleted after that.
-    """
+    """Writes checkpoints to a temporary folder, renames them when all processes are done, then deletes older ones."""
 
     rendezvous: Rendezvous  # where processes wait for the one that saves
     checkpoint_sizes: dict[str, int] = {}  # bytes of the last by kind of file, on the process that writes it
@@ -171,12 +168,7 @@ def _appears(path: Path) -> bool:
 
 
 def recover(run_dir: Path) -> None:
-    """
-    Clean up after a process that was killed while it saved.
-
-    Raises:
-        RunRefused: If the folder in which it saved is a link.
-    """
+    """Clean up after a process that was killed while it saved; refuse a link with [`RunRefused`]."""
     aside = run_dir / _ASIDE
     if aside.is_symlink():
         raise RunRefused(f"{str(aside)!r} is a link, which no run makes. Remove it.")
@@ -195,10 +187,7 @@ def _publish(written: Path, checkpoint: Path) -> None:
 
 
 def _delete_oldest(run_dir: Path, limit: int, newest: Path, best: str | None) -> None:
-    """
-    Delete checkpoints of the first steps beyond the limit, except the newest and the best one. They are renamed first,
-    so that a process that is killed meanwhile leaves no incomplete checkpoint.
-    """
+    """Rename, then delete checkpoints of the first steps beyond the limit, but for the newest and the best."""
     kept = {newest, *([Path(best)] if best else [])}
     found = [Path(path) for path in sort_checkpoints(str(run_dir), PREFIX_CHECKPOINT_DIR)]
     number = len(found) - max(limit, len(kept)) if limit > 0 else 0

@@ -21,13 +21,7 @@ _NOTE = (
 
 
 def stop_at_once(number: int, frame: FrameType | None = None) -> None:
-    """
-    Handle a signal: end the program so that all `finally` blocks run.
-
-    Raises:
-        KeyboardInterrupt: For SIGINT.
-        SystemExit: For others, with 128 plus the number of the signal.
-    """
+    """Handle a signal by an error, so that all `finally` run: `KeyboardInterrupt` for SIGINT, or `SystemExit`."""
     if number == signal.SIGINT:
         raise KeyboardInterrupt
     sys.exit(128 + number)
@@ -44,10 +38,7 @@ class StopSignals:
 
     @contextmanager
     def noted(self) -> Iterator[None]:
-        """
-        Note signals, in the main thread: no other can. A signal that is ignored or that the program handles itself
-        stays as it is.
-        """
+        """Note signals in the main thread, the only one that can, but those that the program handles itself."""
         self.received = 0
         with _handled_by(self._note, signal.SIGINT, signal.SIGTERM):
             yield

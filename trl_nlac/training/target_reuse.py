@@ -9,23 +9,10 @@ from ..types import Answer, Sample, Transition
 
 class TargetReuse:
     """
-    Choose for which samples of an iteration a Bellman target is written, and give all of them theirs: the kept one if
-    it still lives, otherwise the new one, which is kept from then on. One that could not be read is kept, too: it is
-    written again when its time is over.
-
-    Args:
-        samples (`list[Sample]`):
-            Samples of the replay buffer.
-        kept ([`~replay.kept_targets.KeptTargets`]):
-            The kept targets.
-        version (`int`):
-            Version of the target weights: the number of their updates.
-        lifetime (`int`):
-            Number of updates for which a target is used. With 0 every draw gets a target of its own.
-
-    Attributes:
-        due (`list[Transition]`):
-            The transitions whose targets are to be written.
+    Choose for which samples of an iteration a Bellman target is written (`due`), and give all of them theirs: the kept
+    one if it still lives, otherwise the new one, which is kept from then on. It lives for `lifetime` updates of the
+    target weights, which `version` counts; with 0 every draw gets a target of its own. One that could not be read is
+    kept, too: it is written again when its time is over.
     """
 
     def __init__(self, samples: list[Sample], kept: KeptTargets, version: int, lifetime: int):
@@ -46,10 +33,7 @@ class TargetReuse:
         return [sample.transition for sample in self._due.values()]
 
     def complete(self, answers: list[Answer]) -> tuple[list[Answer], list[int]]:
-        """
-        Keep the new targets, of the transitions that are [`due`], and return the target of each sample, and the
-        version that wrote it.
-        """
+        """Keep the new targets, of [`due`]; return the target of each sample, and the version that wrote it."""
         new = dict(zip(self._due, answers, strict=True))
         targets = [
             new[key] if key in new else self.kept.target(sample)

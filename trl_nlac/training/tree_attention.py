@@ -58,10 +58,8 @@ def attend(
 
     Queries are `(B, H, N, D)`, keys and values `(B, K, N, D)`, and the output `(B, N, H, D)`, where `B` is 1 with a
     tree. `attention_mask` is used without a tree only. A window is counted in positions, as in separate sequences.
-
-    Raises:
-        ValueError: If there is attention dropout.
-        RuntimeError: If FlexAttention would no longer be compiled.
+    Raise a `ValueError` if there is attention dropout. Raise a `RuntimeError` if FlexAttention would no longer be
+    compiled.
     """
     if prefix_tree is None:
         window = {} if sliding_window is None else {"sliding_window": sliding_window}
@@ -107,10 +105,7 @@ AttentionMaskInterface.register(TREE_ATTENTION, sdpa_mask)
 
 
 def pieces(tree: PrefixTree, window: int | None = None) -> list[Piece]:
-    """
-    Cut the attention over a tree into pieces. Of those of a query, the one with itself comes first. A token sees
-    `window` positions, itself included.
-    """
+    """Cut the attention over a tree, in a `window`, into pieces; that of a query with itself comes first."""
     found: list[Piece] = []
     for part in tree.parts:
         queries, keys = slice(part.first_query, part.last_query), slice(part.first_key, part.last_key)

@@ -17,12 +17,7 @@ class TrialFailed(Exception):
 
 
 def trial(model: nn.Module, run: Callable[[], T]) -> T:
-    """
-    Return what `run` computes with a model, without dropout and gradients.
-
-    Raises:
-        TrialFailed: If `run` raises; the message names the error.
-    """
+    """Return what `run` computes with a model, without dropout and gradients; [`TrialFailed`] if it raises."""
     is_training = model.training
     model.eval()
     try:
@@ -36,8 +31,6 @@ def trial(model: nn.Module, run: Callable[[], T]) -> T:
 
 
 def deviation(found: torch.Tensor, expected: torch.Tensor, limit: float) -> str:
-    """
-    Say by how much values differ from the expected ones, relative to how these vary; empty if it is within `limit`.
-    """
+    """Say by how much values differ from the expected ones, relative to how these vary; empty within `limit`."""
     difference, scale = ((values - expected).float().norm() for values in (found, expected.mean()))
     return "" if difference <= limit * scale else f"differs by {difference / scale:.1%}"

@@ -68,10 +68,7 @@ def explain_unchanged(
     learning_rate: float,
     grad_norm: float | None,
 ) -> str | None:
-    """
-    Explain why weights did not change, and what to do, as the second half of a sentence; `None` if they did change.
-    Weights are those of [`sampled_values`].
-    """
+    """Say why [`sampled_values`] did not change, as half a sentence; `None` if they did."""
     changed = {dtype: (before[dtype] != values).float().mean().item() for dtype, values in after.items()}
     if changed and not any(changed.values()):
         if not learning_rate:

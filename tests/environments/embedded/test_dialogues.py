@@ -6,9 +6,12 @@ from collections import Counter
 
 import pytest
 
+from benchmarks.tiny_models.dialogues import ROLES, ROLES_OF_SEVERAL_FUTURES
+from benchmarks.tiny_models.rooms_dialogues import RoomsFamily
+from benchmarks.tiny_models.samples import make_role_samples
+from benchmarks.tiny_models.service_desk_dialogues import ServiceDeskFamily, lesson
 from trl_nlac.environments import RoomsWorld, ServiceDesk
-from trl_nlac.environments.embedded import COMPACT_PROMPTS, make_role_samples
-from trl_nlac.environments.embedded.dialogues import ROLES, ROLES_OF_SEVERAL_FUTURES
+from trl_nlac.environments.embedded import COMPACT_PROMPTS
 from trl_nlac.environments.embedded.names import (
     ALL_NAMES,
     CUSTOMERS,
@@ -21,8 +24,6 @@ from trl_nlac.environments.embedded.names import (
     ROOMS_OF_KNOWN_WORLDS,
     ROOMS_OF_NEW_WORLDS,
 )
-from trl_nlac.environments.embedded.rooms_dialogues import RoomsFamily
-from trl_nlac.environments.embedded.service_desk_dialogues import ServiceDeskFamily, lesson
 from trl_nlac.prompts import parse_critique
 
 

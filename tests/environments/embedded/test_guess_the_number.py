@@ -4,8 +4,7 @@ import random
 
 import pytest
 
-from trl_nlac.environments.embedded import GUESS_THE_NUMBER_PROMPTS, make_role_samples
-from trl_nlac.environments.embedded.guess_the_number_dialogues import (
+from benchmarks.tiny_models.guess_the_number_dialogues import (
     FIRST_OBSERVATION,
     FOUND,
     GAME,
@@ -23,6 +22,7 @@ from trl_nlac.environments.embedded.guess_the_number_dialogues import (
     parse_guess,
     score_of,
 )
+from benchmarks.tiny_models.samples import GUESS_THE_NUMBER_PROMPTS, make_role_samples
 from trl_nlac.environments.textarena import TextArenaEnvironment
 from trl_nlac.prompts import parse_critique
 

@@ -7,8 +7,10 @@ import re
 import pytest
 from helpers.testing_utils import make_roles
 
-from trl_nlac.environments.embedded import SUPPORT_PROMPTS, make_environment, make_role_samples, make_tasks
-from trl_nlac.environments.embedded.dialogues import ROLES
+from benchmarks.tiny_models.dialogues import ROLES
+from benchmarks.tiny_models.samples import make_role_samples
+from benchmarks.tiny_models.support_desk_dialogues import SupportDeskFamily, advice, named_values
+from trl_nlac.environments.embedded import SUPPORT_PROMPTS, make_environment, make_tasks
 from trl_nlac.environments.embedded.support_desk import (
     ARGUMENTS,
     ITEMS,
@@ -19,7 +21,6 @@ from trl_nlac.environments.embedded.support_desk import (
     format_call,
     parse_call,
 )
-from trl_nlac.environments.embedded.support_desk_dialogues import SupportDeskFamily, advice, named_values
 from trl_nlac.episodes.recorder import replay_actions
 from trl_nlac.prompts import parse_critique
 from trl_nlac.types import Transition

@@ -209,7 +209,7 @@ class RoomsOracle:
     def future_is_right(self, transition: Transition, action: str, future: str) -> bool:
         """Whether `future` is, word for word, an episode that can follow `action`, up to its end."""
         room, steps_left = _where(transition)
-        words = [*_words(parse_door(action)), *future.split()]
+        words = ["take", parse_door(action) or "nothing", *future.split()]
         while len(words) >= 4:
             door, observation = parse_door(" ".join(words[:2])), " ".join(words[2:4])
             if door is None or observation not in self.world.successors(room, steps_left, door):
@@ -241,10 +241,6 @@ class RoomsOracle:
 
     def _action(self, door: str) -> str:
         return format_tool_call("take", {"door": door}) if self.shows_tools else f"take {door}"
-
-
-def _words(door: str | None) -> list[str]:
-    return ["take", door or "nothing"]
 
 
 def _where(transition: Transition) -> tuple[str, int]:

@@ -185,10 +185,7 @@ class SupportDeskOracle:
         return False
 
     def probes(self, number: int, seed: int) -> list[tuple[dict[str, Any], list[str]]]:
-        """
-        Make calls for each request in turn: every second one is right, the others are wrong from one argument on, each
-        argument in turn.
-        """
+        """Make calls for each request in turn: every second one is right, the others wrong from one argument on."""
         rng, probes, requests = random.Random(seed), [], self.world.requests
         for i in range(number):
             request = requests[(i // 2) % len(requests)]

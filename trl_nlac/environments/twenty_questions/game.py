@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 
 """
-Twenty questions: find a hidden object with yes/no questions. `oracles.py` answers them; `objects.py` has the objects
+Twenty questions: find a hidden object with yes/no questions. `oracles.py` answers them; `objects.yaml` has the objects
 and the facts about them.
 """
 

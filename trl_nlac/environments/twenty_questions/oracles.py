@@ -6,7 +6,7 @@ import re
 from enum import Enum
 from typing import Any, Protocol
 
-from .objects import ALIASES, ATTRIBUTES, OBJECTS
+from .objects import ALIASES, ATTRIBUTES, OBJECTS, SYNONYMS
 
 
 class Answer(Enum):
@@ -30,26 +30,6 @@ class QuestionOracle(Protocol):
 _LEFT_OUT = (
     "a an the typically usually commonly often normally generally mostly mainly primarily most maybe actually please"
 )
-_SAME = {
-    "larger": "bigger",
-    "large": "big",
-    "human": "people",
-    "person": "people",
-    "man": "people",
-    "men": "people",
-    "adult": "people",
-    "anything": "thing",
-    "something": "thing",
-    "object": "thing",
-    "item": "thing",
-    "home": "house",
-    "ocean": "sea",
-    "river": "sea",
-    "clothe": "clothing",
-    "transport": "transportation",
-    "have": "has",
-    "having": "has",
-}
 # A noun names what the object is, but only after one of these words; "made from a plant" is another question.
 _NOUNS = (
     "animal creature mammal bird insect bug plant fruit vegetable food drink beverage vehicle furniture clothing "
@@ -73,7 +53,7 @@ def _words(text: str) -> tuple[str, ...]:
     text = re.sub(r"^\s*(question|q)?\s*\d*\s*[:.)]", "", re.sub(r"['’]", "", text.lower()))
     words = [word for word in re.findall(r"[a-z0-9]+", text) if word not in _LEFT_OUT.split()]
     words = [re.sub(r"ie$", "y", word[:-1]) if re.fullmatch(r"\w{2,}[^su]s", word) else word for word in words]
-    return tuple(_SAME.get(word, word) for word in words)
+    return tuple(SYNONYMS.get(word, word) for word in words)
 
 
 def _read_table() -> dict[tuple[str, ...], tuple[str, bool]]:

@@ -33,11 +33,7 @@ class LocalEngine:
         return [Completion(list(answer.token_ids), answer.finish_reason == "stop", num) for answer, num in answers]
 
     def ask(
-        self,
-        prompts: list[list[int]],
-        params: list[SamplingParams],
-        adapter: Adapter | None,
-        bar: tqdm | None = None,
+        self, prompts: list[list[int]], params: list[SamplingParams], adapter: Adapter | None, bar: tqdm | None = None
     ) -> list[RequestOutput]:
         """Return vLLM's own outputs."""
         loaded = None if adapter is None else LoRARequest(adapter.name, adapter.number, str(adapter.path))
@@ -56,10 +52,7 @@ class LocalEngine:
 
 
 def cpu_options(context: int) -> dict[str, Any]:
-    """
-    Return options that a CPU needs. vLLM rewinds a seeded random generator if a prompt is prefilled in several steps,
-    which is not possible with the CPU's generators.
-    """
+    """Return options for a CPU, whose generators cannot be rewound, as vLLM does for a prefill in several steps."""
     return {"enable_chunked_prefill": False, "max_num_batched_tokens": max(4096, context)}
 
 

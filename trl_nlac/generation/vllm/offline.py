@@ -20,10 +20,8 @@ from .request_loop import RequestLoop
 
 class OfflineEngine(LocalEngine):
     """
-    vLLM with a whole model, or with an adapter (LoRA) on its base model. `options` are arguments of `vllm.LLM`.
-
-    Raises:
-        ValueError: If vLLM would not serve the adapter as it was trained, or cannot compute it in this precision.
+    vLLM with a whole model, or with an adapter (LoRA) on its base model. `options` are arguments of `vllm.LLM`. Raise
+    a `ValueError` if vLLM would not serve the adapter as it was trained, or cannot compute it in this precision.
     """
 
     def __init__(self, model: str, revision: str | None = None, trust_remote_code: bool = False, **options):

@@ -56,11 +56,8 @@ class ServerEngine(VLLMGeneration):
     possible and ends training with an error.
 
     The folder, `weights_dir`, has the same path for trainer and server. Without it, NCCL is used. The other arguments
-    are TRL's.
-
-    Raises:
-        ConnectionError: If no server answers within `server_timeout` seconds.
-        ValueError: If weights cannot be sent in this way, or the server has several API processes.
+    are TRL's. Raise a `ConnectionError` if no server answers within `server_timeout` seconds. Raise a `ValueError` if
+    weights cannot be sent in this way, or the server has several API processes.
     """
 
     forgets_weights = False
@@ -107,13 +104,7 @@ class ServerEngine(VLLMGeneration):
         self.accelerator.wait_for_everyone()
 
     def _from_main(self, get: Callable[[], T]) -> T:
-        """
-        Return on all processes what the main one gets.
-
-        Raises:
-            Exception: What the main process met, there.
-            RuntimeError: The same on the others, which would wait for it otherwise.
-        """
+        """Return on all processes what the main one gets; raise its error there, and a `RuntimeError` elsewhere."""
         value, error = None, None
         if self.accelerator.is_main_process:
             try:

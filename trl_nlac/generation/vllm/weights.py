@@ -18,10 +18,7 @@ _FILE_BYTES = 4 << 30
 
 
 def weights_of(engine: VLLMGeneration) -> Iterator[tuple[str, torch.Tensor]]:
-    """
-    Yield all weights of the model, one after the other, under vLLM's names for them. Sharded weights are gathered one
-    by one, so that all processes must iterate over them.
-    """
+    """Yield all weights under vLLM's names, gathered one by one: all processes must iterate over them."""
     model = engine.model
     head, tied_name = model.get_output_embeddings(), None
     if head is not None and model.config.get_text_config().tie_word_embeddings:
@@ -34,10 +31,7 @@ def weights_of(engine: VLLMGeneration) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def save_weights(engine: VLLMGeneration, directory: Path) -> None:
-    """
-    Write all weights as safetensors, matrices as the run computes with them. All processes must call this; the main
-    process writes.
-    """
+    """Write all weights as safetensors, matrices as the run computes with them. All processes must call this."""
     precision = PRECISIONS.get(engine.accelerator.mixed_precision)
     shard: dict[str, torch.Tensor] = {}
     num_files = 0

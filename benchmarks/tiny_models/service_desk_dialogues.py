@@ -8,8 +8,8 @@ import random
 from dataclasses import replace
 from typing import NamedTuple
 
-from .dialogues import ROLES_OF_ANY_INSTANCE, RoleDialogue, Steps, believed, told
-from .names import (
+from benchmarks.tiny_models.dialogues import ROLES_OF_ANY_INSTANCE, RoleDialogue, Steps, believed, told
+from trl_nlac.environments.embedded.names import (
     CUSTOMERS,
     HELD_OUT_CUSTOMERS,
     REQUESTS_OF_KNOWN_DELAYED_DESKS,
@@ -17,7 +17,7 @@ from .names import (
     REQUESTS_OF_KNOWN_HINTED_DESKS,
     REQUESTS_OF_NEW_DESKS,
 )
-from .service_desk import (
+from trl_nlac.environments.embedded.service_desk import (
     ARGUMENTS,
     NOISE,
     NUM_REQUESTS,

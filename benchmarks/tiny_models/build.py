@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
 
-# /// script
-# dependencies = ["trl-nlac"]
-# ///
 """
 Build the embedded tiny chat model from scratch: a Llama of 0.8 million parameters with its own byte-level BPE
 tokenizer and chat template, trained on *other* instances of the embedded tasks in all roles and action formats.
@@ -11,21 +8,21 @@ Like a pretrained LLM it can then answer in every role, copy, and follow advice,
 nothing about the instances of training runs: half of the data are instances with fixed rules and names that no run
 uses, the other half have new random rules in every sample.
 
-python examples/scripts/build_tiny_model.py --output_dir trl_nlac/tiny_model --max_steps 10000
+python -m benchmarks.tiny_models.build --output_dir trl_nlac/tiny_model --max_steps 10000
 
 The base model of the benchmarks knows the variants of the service desk, and only plain text:
 
-python examples/scripts/build_tiny_model.py --output_dir benchmarks/learning/base_model --max_steps 8000 \\
+python -m benchmarks.tiny_models.build --output_dir benchmarks/learning/base_model --max_steps 8000 \\
     --families told hinted delayed --action_formats text
 
 The model of the quickstart knows the support desk alone. Whole phrases of the desk are tokens of its tokenizer:
 
-python examples/scripts/build_tiny_model.py --output_dir trl_nlac/support_model --max_steps 4000 \\
+python -m benchmarks.tiny_models.build --output_dir trl_nlac/support_model --max_steps 4000 \\
     --families support_desk --action_formats text
 
 So are those of Guess The Number in the model of the benchmark's game, which has read games of guesses at random:
 
-python examples/scripts/build_tiny_model.py --output_dir benchmarks/learning/base_model_guess_the_number \\
+python -m benchmarks.tiny_models.build --output_dir benchmarks/learning/base_model_guess_the_number \\
     --max_steps 4000 --families guess_the_number --action_formats text
 
 There is no model yet that can look things up in the handbooks of `--families handbook`.
@@ -50,24 +47,19 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch.nn import functional as F
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
+from benchmarks.tiny_models import guess_the_number_dialogues
+from benchmarks.tiny_models.dialogues import RoleDialogue
+from benchmarks.tiny_models.guess_the_number_dialogues import GuessTheNumberFamily
+from benchmarks.tiny_models.rooms_dialogues import RoomsFamily
+from benchmarks.tiny_models.samples import GUESS_THE_NUMBER_PROMPTS
+from benchmarks.tiny_models.service_desk_dialogues import ServiceDeskFamily, lesson
+from benchmarks.tiny_models.support_desk_dialogues import SupportDeskFamily, named_values
 from trl_nlac.chat.encoder import ChatEncoder
 from trl_nlac.chat.tool_calls import format_tool_call
-from trl_nlac.environments.embedded import (
-    COMPACT_PROMPTS,
-    GUESS_THE_NUMBER_PROMPTS,
-    SUPPORT_PROMPTS,
-    draw_dialogue,
-    guess_the_number_dialogues,
-    support_desk,
-)
-from trl_nlac.environments.embedded.dialogues import RoleDialogue
-from trl_nlac.environments.embedded.guess_the_number_dialogues import GuessTheNumberFamily
+from trl_nlac.environments.embedded import COMPACT_PROMPTS, SUPPORT_PROMPTS, support_desk
 from trl_nlac.environments.embedded.names import ALL_NAMES, NAMES_OF_VARIANTS
 from trl_nlac.environments.embedded.rooms import DOORS
-from trl_nlac.environments.embedded.rooms_dialogues import RoomsFamily
 from trl_nlac.environments.embedded.service_desk import ARGUMENTS, VALUES, follow, format_call, parse_call
-from trl_nlac.environments.embedded.service_desk_dialogues import ServiceDeskFamily, lesson
-from trl_nlac.environments.embedded.support_desk_dialogues import SupportDeskFamily, named_values
 from trl_nlac.options.role_options import RoleOptions
 from trl_nlac.prompts import NLACPrompts
 
@@ -470,7 +462,8 @@ def main():
                 encode(
                     chat,
                     prompts,
-                    draw_dialogue(rng, list(families.values()), role),
+                    # Half of the dialogues come from known instances.
+                    rng.choice(list(families.values())).dialogue(rng, role, rng.random() < 0.5),
                     role,
                     rng.choice(args.action_formats),
                     states_action=rng.random() < 0.5,
@@ -505,7 +498,7 @@ def main():
             }
             print(json.dumps({"step": step + 1, "seconds": round(time.perf_counter() - start), **scores}), flush=True)
     made = {
-        "command": " ".join(["python examples/scripts/build_tiny_model.py", *sys.argv[1:]]),
+        "command": " ".join(["python -m benchmarks.tiny_models.build", *sys.argv[1:]]),
         "parameters": num_parameters,
         "samples": args.max_steps * args.batch_size,
         "first_step": args.first_step,

@@ -4,9 +4,9 @@
 
 import random
 
-from .dialogues import ROLES_OF_ANY_INSTANCE, RoleDialogue, believed, told
-from .names import ROOMS_OF_KNOWN_WORLDS, ROOMS_OF_NEW_WORLDS
-from .rooms import DOORS, TOOL, RoomsWorld
+from benchmarks.tiny_models.dialogues import ROLES_OF_ANY_INSTANCE, RoleDialogue, believed, told
+from trl_nlac.environments.embedded.names import ROOMS_OF_KNOWN_WORLDS, ROOMS_OF_NEW_WORLDS
+from trl_nlac.environments.embedded.rooms import DOORS, TOOL, RoomsWorld
 
 
 class RoomsFamily:

@@ -14,8 +14,8 @@ import random
 from dataclasses import dataclass, field
 from typing import Any
 
-from .names import ROOMS_OF_NEW_WORLDS
-from .rooms import DOORS, TREASURE, RoomsEnvironment, RoomsWorld
+from trl_nlac.environments.embedded.names import ROOMS_OF_NEW_WORLDS
+from trl_nlac.environments.embedded.rooms import DOORS, TREASURE, RoomsEnvironment, RoomsWorld
 
 
 @dataclass
@@ -28,10 +28,7 @@ class RelayHouse(RoomsWorld):
 
     @classmethod
     def from_seed(cls, seed: int, num_floors: int = 3, num_rooms: int = 3) -> "RelayHouse":
-        """
-        Draw a house with `num_rooms` rooms on each floor. The embedded model has never seen its room names with fixed
-        doors.
-        """
+        """Draw a house with so many rooms on each floor, whose names no embedded model has seen with fixed doors."""
         rng = random.Random(f"relay {seed}")
         names = rng.sample(ROOMS_OF_NEW_WORLDS, num_floors * num_rooms)
         floors = [names[i * num_rooms : (i + 1) * num_rooms] for i in range(num_floors)]

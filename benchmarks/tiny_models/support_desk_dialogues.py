@@ -5,9 +5,9 @@
 import random
 import re
 
-from .dialogues import ROLES_OF_ANY_INSTANCE, RoleDialogue, Steps, told
-from .service_desk import Call, follow, random_call
-from .support_desk import (
+from benchmarks.tiny_models.dialogues import ROLES_OF_ANY_INSTANCE, RoleDialogue, Steps, told
+from trl_nlac.environments.embedded.service_desk import Call, follow, random_call
+from trl_nlac.environments.embedded.support_desk import (
     ADVICE,
     ATTEMPTS,
     POSITIONS,

@@ -6,8 +6,8 @@ import pytest
 from datasets import Dataset
 from helpers.testing_utils import make_roles
 
-from trl_nlac.environments.embedded import make_environment, make_tasks
-from trl_nlac.environments.embedded.relay import RelayHouse
+from benchmarks.relay.house import RelayHouse
+from trl_nlac.environments.embedded import make_environment
 from trl_nlac.environments.embedded.rooms import DOORS
 from trl_nlac.episodes.logs import episodes_from_logs
 
@@ -37,11 +37,12 @@ class TestRelayHouse:
             observation = result.observation
         assert (observation, result.terminated, result.reward) == ("treasure win", True, 1.0)
 
-    def test_rows(self):
-        house, rows = make_tasks("relay", 0)
-        assert [row["steps"] for row in rows] == [1, 1, 1, 2, 2, 2, 3, 3, 3]
-        assert {row["start"] for row in rows} == set(house.rooms)
-        assert make_tasks("relay", 0)[0] == house != make_tasks("relay", 1)[0]
+    def test_tasks(self):
+        house = RelayHouse.from_seed(0)
+        tasks = [task for floor in (1, 2, 3) for task in house.tasks(floor)]
+        assert [task["steps"] for task in tasks] == [1, 1, 1, 2, 2, 2, 3, 3, 3]
+        assert {task["start"] for task in tasks} == set(house.rooms)
+        assert RelayHouse.from_seed(0) == house != RelayHouse.from_seed(1)
 
 
 class TestLogs:

@@ -8,7 +8,7 @@ it, for the base model of the benchmarks. They teach the form of the roles, and 
 import random
 import re
 
-from .dialogues import RoleDialogue, Steps
+from benchmarks.tiny_models.dialogues import RoleDialogue, Steps
 
 
 # Settings of the game: textarena allows one guess more than its `max_turns`.

@@ -6,9 +6,9 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
-from ...chat.tool_calls import call_message, format_tool_call
-from ...episodes.text_environment import Message
-from ...prompts import Critique, NLACPrompts, numbered
+from trl_nlac.chat.tool_calls import call_message, format_tool_call
+from trl_nlac.episodes.text_environment import Message
+from trl_nlac.prompts import Critique, NLACPrompts, numbered
 
 
 ROLES = ("policy", "critique", "successor", "backup", "refine")
