@@ -45,12 +45,7 @@ from trl import GRPOConfig
 from benchmarks.tiny_run import tiny_options
 from trl_nlac import NLACConfig, NLACPrompts, NLACTrainer
 from trl_nlac.environments import StepResult
-from trl_nlac.environments.embedded import (
-    COMPACT_PROMPTS,
-    TINY_MODEL,
-    make_environment,
-    make_tasks,
-)
+from trl_nlac.environments.embedded import COMPACT_PROMPTS, TINY_MODEL, make_environment, make_tasks
 
 
 OUTCOMES = ("refused", "trained", "refused without name", "died", "hung")

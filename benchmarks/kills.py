@@ -31,12 +31,7 @@ import torch
 from benchmarks.tiny_engine import BESIDE, load_tiny_engine
 from benchmarks.tiny_run import tiny_options
 from trl_nlac import NLACConfig, NLACTrainer
-from trl_nlac.environments.embedded import (
-    COMPACT_PROMPTS,
-    TINY_MODEL,
-    make_environment,
-    make_tasks,
-)
+from trl_nlac.environments.embedded import COMPACT_PROMPTS, TINY_MODEL, make_environment, make_tasks
 from trl_nlac.records.folder import checkpoints
 from trl_nlac.training import build
 from trl_nlac.training.manifest import checksum

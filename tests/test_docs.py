@@ -28,7 +28,7 @@ import pytest
 import transformers
 import yaml
 from accelerate.commands.launch import launch_command_parser
-from helpers.testing_utils import TASKS, make_trainer
+from helpers.testing_utils import TASKS, make_trained
 from trl import GRPOConfig, TrlParser
 
 import trl_nlac
@@ -79,8 +79,7 @@ def finished(tmp_path_factory) -> NLACTrainer:
     """A trainer that evaluated, wrote a checkpoint and saved its model, of which the pages speak."""
     folder = tmp_path_factory.mktemp("finished") / "my-agent"
     config = {"max_steps": 1, "save_strategy": "steps", "save_steps": 1, "eval_strategy": "steps", "eval_steps": 1}
-    trainer = make_trainer(folder, {**config, "logging_steps": 1, "num_eval_critiques": 4}, eval_dataset=TASKS)
-    trainer.train()
+    trainer = make_trained(folder, {**config, "logging_steps": 1, "num_eval_critiques": 4}, eval_dataset=TASKS)
     trainer.save_model()
     (folder / "checkpoint-1").rename(folder / "checkpoint-500")
     return trainer

@@ -136,32 +136,6 @@ def test_imports_follow_the_table():
     assert not refused, "\n".join(refused)
 
 
-def test_nothing_of_the_trainer_may_import_a_wing():
-    for places, others in TRAINER.items():
-        assert not WING_NAMES & set(others.split()), places
-
-
-@pytest.mark.parametrize(
-    "plant",
-    [
-        "from ..gateway.server import the_server",
-        "from trl_nlac.gateway.server import the_server",
-        "import trl_nlac.nlac_trainer",
-        "import trl_nlac.gateway.server as server",
-        "from importlib import import_module\nimport_module('trl_nlac.gateway.server')",
-        "import importlib\nimportlib.import_module('..gateway.server', __package__)",
-        "__import__('trl_nlac.cli')",
-        "def late():\n    from .. import nlac_trainer",
-    ],
-)
-def test_every_way_to_import_is_seen(tmp_path, plant):
-    (tmp_path / "replay").mkdir()
-    path = tmp_path / "replay" / "planted.py"
-    path.write_text(plant)
-    modules = imported(path, tmp_path)
-    assert modules and not all(is_allowed("replay.planted", module) for module in modules)
-
-
 @pytest.mark.parametrize(
     ("code", "own"),
     [("from trl_nlac import NLACTrainer", set()), ("from trl_nlac.environments import StepResult", {"environments"})],

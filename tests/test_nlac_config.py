@@ -131,11 +131,6 @@ class TestNLACConfig:
         assert role_samplings(config)["critic"].generation_kwargs == {"no_repeat_ngram_size": 3}
         assert role_samplings(config)["backup"].temperature == 0
 
-    def test_the_output_folder_stays_where_it_is(self, tmp_path, monkeypatch):
-        """Wherever an environment goes."""
-        monkeypatch.chdir(tmp_path)
-        assert make_config("run").output_dir == str(tmp_path / "run")
-
 
 @pytest.mark.parametrize("options", [{}, {"gradient_checkpointing": False}, {"gradient_checkpointing_kwargs": {}}])
 def test_no_option_is_warned_of_as_deprecated(tmp_path, options):

@@ -207,10 +207,7 @@ class TestAgainstThePackage:
             assert relative_difference(gradient(losses, policy.model), gradient(expected, model)) < 1e-5
 
     def test_target_and_initial_weights(self, transitions):
-        """
-        After updates, target weights are equal bit for bit. Together with initial weights, of a model that was taught
-        to write other targets and refined actions, they write the same.
-        """
+        """After updates, target weights are equal bit for bit."""
         model, roles = make_model(), make_roles()
         policy, stored = make_language_model(model), [to_file(t) for t in transitions]
         states = [t.state for t in stored]

@@ -180,10 +180,7 @@ class TestNLACPrompts:
         (repeats,) = prompts.repeated_in(["Well: " + examples[0]["task"]])
         assert repeats and prompts.repeated_in(
             ["Search the shelf.", "and nothing else:\nFuture: <what happens next and how"]
-        ) == [
-            False,
-            True,
-        ]
+        ) == [False, True]
 
     def test_scores_come_with_their_scale(self):
         values = {

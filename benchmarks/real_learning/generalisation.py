@@ -64,15 +64,7 @@ ON_POLICY = dict(
 METHODS = {
     "nlac": (nlac.train, TRAINING),
     "nlac_policy_distill": (nlac.train, merge_settings(TRAINING, DISTILLED)),
-    SELF_DISTILLATION: (
-        nlac.train,
-        merge_settings(
-            TRAINING,
-            HINDSIGHT,
-            DISTILLED,
-            {"replay_buffer_size": 32},
-        ),
-    ),
+    SELF_DISTILLATION: (nlac.train, merge_settings(TRAINING, HINDSIGHT, DISTILLED, {"replay_buffer_size": 32})),
     "grpo": (grpo.train, {**ON_POLICY, "num_generations": 4}),
     "rft": (rft.train, {**ON_POLICY, "batch_size": 16, "anchor_ratio": 0.0}),
 }

@@ -66,13 +66,7 @@ class RFTTrainer(NLACTrainer):
         spread = spread_by_prefix if self._collate.shares_prefixes else spread_by_length
         num_steps = len(samples) // (accumulation * self.args.per_device_train_batch_size)
         return make_batches(
-            samples,
-            [None] * len(samples),
-            examples,
-            num_steps,
-            accumulation,
-            self.roles.chat.end_of_turn_id,
-            spread,
+            samples, [None] * len(samples), examples, num_steps, accumulation, self.roles.chat.end_of_turn_id, spread
         )
 
     def _example(self, sample: Sample) -> TrainingExample:

@@ -90,13 +90,7 @@ class Task:
 
 def _math(options: TaskOptions) -> Task:
     train, held_out = math.make_tasks(options.math_dataset, options.max_rows or 500)
-    return Task(
-        _few(train, options),
-        {"math": held_out},
-        MathEnvironment,
-        OPTIONS["math"],
-        MATH_PROMPTS,
-    )
+    return Task(_few(train, options), {"math": held_out}, MathEnvironment, OPTIONS["math"], MATH_PROMPTS)
 
 
 def _twenty_questions(options: TaskOptions) -> Task:

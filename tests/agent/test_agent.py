@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from helpers.testing_utils import DESK, TASKS, ScriptedGenerator, make_config, make_trainer
+from helpers.testing_utils import DESK, TASKS, ScriptedGenerator, make_config, make_trained, make_trainer
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -392,8 +392,7 @@ def test_errors(agent, call, message):
 def test_next_to_a_trainer(tmp_path):
     """An agent and a trainer in the same process do not disturb each other."""
     config = {"max_steps": 2, "logging_steps": 1}
-    trainer = make_trainer(tmp_path / "alone", config)
-    trainer.train()
+    trainer = make_trained(tmp_path / "alone", config)
     expected = [log["critic/loss"] for log in trainer.state.log_history if "critic/loss" in log]
     before = NLACAgent.from_pretrained(TINY_MODEL, device="cpu", action_format="text")
     trainer = make_trainer(tmp_path / "together", config)
@@ -408,8 +407,7 @@ def test_adapter(tmp_path):
     """A trained adapter can be loaded as an agent."""
     peft = pytest.importorskip("peft")
     config = {"max_steps": 1, "max_turns": 2, "learning_rate": 0.1}
-    trainer = make_trainer(tmp_path, config, peft_config=peft.LoraConfig(target_modules=["q_proj"]))
-    trainer.train()
+    trainer = make_trained(tmp_path, config, peft_config=peft.LoraConfig(target_modules=["q_proj"]))
     trainer.save_model()
     agent = NLACAgent.from_pretrained(str(tmp_path), device="cpu", temperature=0.0)
     assert (tmp_path / "adapter_config.json").exists() and agent.options.max_turns == 2

@@ -5,7 +5,7 @@ from functools import partial
 
 import pytest
 from helpers.chat_server import ChatServer, answers_at_a_time
-from helpers.testing_utils import make_roles, make_trainer, play
+from helpers.testing_utils import make_roles, make_trained, play
 
 from trl_nlac import JudgeReward
 from trl_nlac.agent.judge import parse_score, transcript
@@ -163,8 +163,7 @@ def test_what_is_no_conversation_is_a_failure():
 def test_training(tmp_path):
     with ChatServer(Judge()).running() as url:
         judge = JudgeReward(url, "Short answers.", "teacher", max_retries=0, cache=tmp_path / "cache.jsonl")
-        trainer = make_trainer(tmp_path / "run", {"logging_steps": 1}, reward_funcs=judge)
-        trainer.train()
+        trainer = make_trained(tmp_path / "run", {"logging_steps": 1}, reward_funcs=judge)
     logs = [log for log in trainer.state.log_history if "loss" in log]
     assert all(log["judge/judged"] + log["judge/failed"] > 0 for log in logs)
     assert len((tmp_path / "cache.jsonl").read_text().splitlines()) == judge.counts["judged"]

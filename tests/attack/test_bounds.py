@@ -8,7 +8,15 @@ from dataclasses import replace
 
 import pytest
 from datasets import Dataset
-from helpers.testing_utils import ScriptedGenerator, make_roles_of, make_tokenizer, make_trainer, play, read_logs
+from helpers.testing_utils import (
+    ScriptedGenerator,
+    make_roles_of,
+    make_tokenizer,
+    make_trained,
+    make_trainer,
+    play,
+    read_logs,
+)
 
 from trl_nlac import NLACPrompts
 from trl_nlac.agent.better_actions import refinement_rounds
@@ -300,17 +308,14 @@ def test_what_cannot_be_trained_on_is_not_drawn_again(tmp_path):
     config = {"max_prompt_length": 40, "max_completion_length": 16, "max_steps": 6, "logging_steps": 1}
     dataset = Dataset.from_dict({"number": [1, 34] * 8})
     arguments = {"environment_factory": Tasks, "train_dataset": dataset}
-    trainer = make_trainer(tmp_path, config | {"shuffle_dataset": False}, **arguments)
-    trainer.train()
+    trainer = make_trained(tmp_path, config | {"shuffle_dataset": False}, **arguments)
     counts = [entry["replay/num_left_out"] for entry in trainer.state.log_history if "replay/num_left_out" in entry]
     assert 0 < counts[0] <= counts[-1] <= 12
     before = {sample.transition_id for sample in trainer.replay.sample(200)}
     is_long = {i for i, episode in enumerate(trainer.replay.episodes) if episode.task["number"] == 34}
     assert len(before & is_long) == len(is_long) - counts[-1]
     trainer = make_trainer(
-        tmp_path / "long",
-        config | {"max_steps": 12},
-        **arguments | {"train_dataset": dataset.select([1] * 8)},
+        tmp_path / "long", config | {"max_steps": 12}, **arguments | {"train_dataset": dataset.select([1] * 8)}
     )
     with pytest.raises(TrainingStopped, match="of all roles are longer than `max_prompt_length`"):
         trainer.train()

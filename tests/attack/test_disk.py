@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from helpers.report_utils import training_row, write_log
-from helpers.testing_utils import make_trainer
+from helpers.testing_utils import make_trained, make_trainer
 from transformers import TrainerCallback
 
 from trl_nlac.cli.main import main
@@ -101,8 +101,7 @@ def test_few_files(tmp_path):
     used = max(map(int, os.listdir("/proc/self/fd")))
     resource.setrlimit(resource.RLIMIT_NOFILE, (used + 48, files[1]))
     try:
-        trainer = make_trainer(tmp_path, OPTIONS)
-        trainer.train()
+        make_trained(tmp_path, OPTIONS)
         assert main(["report", str(tmp_path)]) == 0
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, files)

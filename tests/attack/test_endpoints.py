@@ -42,19 +42,7 @@ def with_logprobs(values: Any) -> dict[str, Any]:
 
 
 class Raw:
-    """
-    An answer that is not JSON.
-
-    Args:
-        body (`bytes`):
-            What is sent.
-        status (`int`), kind (`str`), headers (`dict[str, str]`):
-            Status, content type and further headers.
-        missing (`int`):
-            Bytes that are announced and not sent.
-        seconds (`float`):
-            Time until the answer.
-    """
+    """An answer that is not JSON."""
 
     def __init__(self, body=b"", status=200, kind="application/json", headers=None, missing=0, seconds=0.0):
         self.body, self.status, self.missing, self.seconds = body, status, missing, seconds

@@ -12,7 +12,7 @@ import tarfile
 from pathlib import Path
 
 import pytest
-from helpers.testing_utils import make_trainer
+from helpers.testing_utils import make_trained, make_trainer
 
 from trl_nlac import NLACAgent
 from trl_nlac.cli.errors import CommandError, one_line_errors_of_files
@@ -291,8 +291,7 @@ def test_how_a_model_generates_is_no_code(downloaded, marker):
 
 
 def test_pickles_of_a_checkpoint_do_not_run(tmp_path, marker):
-    trainer = make_trainer(tmp_path / "run", {"save_strategy": "steps", "save_steps": 1, "max_steps": 1})
-    trainer.train()
+    make_trained(tmp_path / "run", {"save_strategy": "steps", "save_steps": 1, "max_steps": 1})
     for name in ("optimizer.pt", "scheduler.pt", "rng_state.pth", "training_args.bin"):
         copy = tmp_path / name / "checkpoint-1"
         shutil.copytree(tmp_path / "run" / "checkpoint-1", copy)
@@ -311,8 +310,7 @@ def test_pickles_of_a_checkpoint_do_not_run(tmp_path, marker):
 
 def test_odd_files_of_a_checkpoint_are_named(tmp_path):
     """Whose manifest is right: nobody has damaged them."""
-    trainer = make_trainer(tmp_path / "run", {"save_strategy": "steps", "save_steps": 1, "max_steps": 1})
-    trainer.train()
+    make_trained(tmp_path / "run", {"save_strategy": "steps", "save_steps": 1, "max_steps": 1})
     of_process = "nlac/rank_00000"
     for i, (name, content) in enumerate(
         [

@@ -36,15 +36,7 @@ NAMES = ("look", "add", "none", "", "NLACMESSAGE0X", "NLACTOOL", "NLACBREAK", "_
 
 
 class Writer:
-    """
-    Writes answers of the kinds that broke something once, cut and mixed with tags and random tokens.
-
-    Args:
-        chat ([`~chat.encoder.ChatEncoder`]):
-            Encodes them.
-        seed (`str`):
-            Seed of the answers.
-    """
+    """Writes answers of the kinds that broke something once, cut and mixed with tags and random tokens."""
 
     def __init__(self, chat: ChatEncoder, seed: str):
         self.chat = chat

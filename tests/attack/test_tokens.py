@@ -9,14 +9,7 @@ from functools import cache
 
 import pytest
 from datasets import Dataset
-from helpers.testing_utils import (
-    CHAT_TEMPLATES,
-    ScriptedGenerator,
-    make_roles_of,
-    make_tokenizer,
-    play,
-    read_logs,
-)
+from helpers.testing_utils import CHAT_TEMPLATES, ScriptedGenerator, make_roles_of, make_tokenizer, play, read_logs
 from tokenizers import Tokenizer, models
 
 from benchmarks.real_learning.role_samples import TranscriptGenerator, read_transcript, transcript_tokenizer
@@ -317,12 +310,6 @@ class TestRuns:
             found = [*roles.generator.prompts[1:], *(read.token_ids.tolist() for read in again)]
             counts.append([count(chat, token_ids) for token_ids in found])
         assert len(counts[0]) == 2 * 4 + 2 and counts[0] == counts[1]
-
-    def test_a_role_that_reset_invents_fails_the_episode(self):
-        chat = make_chat("llama3_1")
-        roles = make_roles_of(chat, "take red")
-        (episode,) = play([{"name": "x"}], lambda: Hostile("x", role="user<|eot_id|>"), roles)
-        assert episode.failure.endswith("the role 'user<|eot_id|>' is none of system, user, assistant, tool")
 
     @pytest.mark.parametrize("template", ["qwen3", "glm4moe", "llama3_1", "qwen2_5"])
     def test_logs(self, template):

@@ -5,12 +5,7 @@ import random
 import pytest
 from helpers.testing_utils import make_roles
 
-from benchmarks.learning.guess_the_number import (
-    REFERENCES,
-    GuessTheNumberEnvironment,
-    num_won,
-    num_won_after,
-)
+from benchmarks.learning.guess_the_number import REFERENCES, GuessTheNumberEnvironment, num_won, num_won_after
 from benchmarks.learning.tasks import make_task
 from trl_nlac.environments.embedded.guess_the_number_dialogues import (
     FOUND,

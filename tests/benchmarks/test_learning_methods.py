@@ -19,13 +19,7 @@ from benchmarks.learning.methods import memory, nlac
 from benchmarks.learning.methods.base import play_base
 from benchmarks.learning.methods.grpo import as_completion
 from benchmarks.learning.methods.roles import blind_critiques, refine_once
-from benchmarks.learning.methods.settings import (
-    BASELINES,
-    NLAC,
-    acting_config,
-    default_settings,
-    merge_settings,
-)
+from benchmarks.learning.methods.settings import BASELINES, NLAC, acting_config, default_settings, merge_settings
 from benchmarks.learning.playing import Player
 from benchmarks.learning.tasks import TASKS, Instances, make_task
 from trl_nlac import NLACConfig
@@ -96,10 +90,7 @@ def slowly(*methods: str) -> list:
 class TestCells:
     @pytest.mark.parametrize(
         "method",
-        [
-            *(*run.METHODS, "nlac_blind", "self_distillation"),
-            *slowly("nlac_monte_carlo", "nlac_replay", "grpo_long"),
-        ],
+        [*(*run.METHODS, "nlac_blind", "self_distillation"), *slowly("nlac_monte_carlo", "nlac_replay", "grpo_long")],
     )
     def test_cell(self, method, tmp_path, monkeypatch):
         monkeypatch.setattr(run, "make_task", small_task)

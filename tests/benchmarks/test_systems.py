@@ -7,15 +7,7 @@ from argparse import Namespace
 import pytest
 
 from benchmarks import reporting
-from benchmarks.systems import (
-    gateway,
-    generation,
-    loss_memory,
-    replay,
-    rollout,
-    target_weights,
-    train_step,
-)
+from benchmarks.systems import gateway, generation, loss_memory, replay, rollout, target_weights, train_step
 
 
 def test_rollouts_and_the_gateway():

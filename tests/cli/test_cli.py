@@ -15,18 +15,12 @@ import pytest
 import torch
 from datasets import Dataset, load_dataset
 from helpers.cli_utils import write_config
-from helpers.testing_utils import make_trainer
+from helpers.testing_utils import make_trained
 
 from trl_nlac import NLACAgent, PrioritizedReplay
 from trl_nlac.cli.errors import CommandError
 from trl_nlac.cli.main import COMMANDS, main
-from trl_nlac.cli.options import (
-    load_environment,
-    load_environments,
-    load_object,
-    load_player,
-    load_rows,
-)
+from trl_nlac.cli.options import load_environment, load_environments, load_object, load_player, load_rows
 from trl_nlac.cli.origin import fill_from_run, note_origin, origin_flags
 from trl_nlac.cli.parser import Parser
 from trl_nlac.cli.parsers import add_agent_arguments, play_parser
@@ -254,11 +248,6 @@ class TestTrain:
         ]:
             assert main(["train", "--config", "run.yaml", *words]) == 2
             assert f"error: {missing} is missing" in capsys.readouterr().err
-
-    def test_unknown_option_in_the_file(self, folder, capsys):
-        write_config(folder, **OPTIONS, max_turn=3)
-        assert main(["train", "--config", "run.yaml"]) == 2
-        assert "there is no option '--max_turn', did you mean '--max_turns'?" in capsys.readouterr().err
 
     @pytest.mark.parametrize(
         ("launcher", "num_processes"),
@@ -507,7 +496,8 @@ def test_the_format_of_a_base_model_is_that_of_training(folder):
     parser = Parser()
     add_agent_arguments(parser)
     prompts = ["--environment_factory", "trl_nlac.episodes.pool:Prompts", "--reward_funcs", "guess.py:pay"]
-    for words, action_format in [(prompts, "text"), (["--environment_factory", "guess.py:GuessTheNumber"], "react")]:
+    factories = [["--environment_factory", f"guess.py:{name}"] for name in ("GuessTheNumber", "Counter")]
+    for words, action_format in [(prompts, "text"), (factories[0], "react"), (factories[1], "tool_call")]:
         agent, pool, _ = load_player(parser.parse_args([TINY_MODEL, *words]))
         pool.close()
         assert agent.options.action_format == action_format
@@ -639,16 +629,6 @@ class TestHelp:
 
 
 class TestPlay:
-    @pytest.mark.parametrize(("environment", "expected"), [("GuessTheNumber", "react"), ("Counter", "tool_call")])
-    def test_tools_choose_the_format_of_actions(self, folder, environment, expected):
-        parser = Parser()
-        add_agent_arguments(parser)
-        agent, pool, _ = load_player(
-            parser.parse_args([TINY_MODEL, "--environment_factory", f"guess.py:{environment}"])
-        )
-        pool.close()
-        assert agent.options.action_format == agent.roles.actions.name == expected
-
     def test_a_plain_model_with_its_own_prompts(self, folder, capsys, monkeypatch):
         improvements, act_on = [], NLACAgent.act_on
 
@@ -708,8 +688,7 @@ class TestPlay:
 def run(tmp_path_factory):
     """A run with a checkpoint."""
     path = tmp_path_factory.mktemp("run")
-    trainer = make_trainer(path, {"save_strategy": "steps", "save_steps": 2, "max_turns": 2})
-    trainer.train()
+    trainer = make_trained(path, {"save_strategy": "steps", "save_steps": 2, "max_turns": 2})
     return path, trainer
 
 

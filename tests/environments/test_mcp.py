@@ -16,7 +16,7 @@ import anyio
 import mcp
 import pytest
 from datasets import Dataset
-from helpers.testing_utils import make_roles, make_trainer, play
+from helpers.testing_utils import make_roles, make_trained, play
 from mcp import ClientSession, StdioServerParameters, types
 from mcp.server.lowlevel import Server
 from mcp.shared.memory import create_client_server_memory_streams
@@ -299,11 +299,10 @@ def test_no_server():
 def test_training(tmp_path, script):
     server = StdioServerParameters(command=sys.executable, args=[script, "0", "stdio"], env=dict(os.environ))
     rows = Dataset.from_dict({"prompt": ["where is A1?", "where is A2?"], "answer": ["A1", "A2"]})
-    trainer = make_trainer(
+    trainer = make_trained(
         tmp_path / "run",
         {"action_format": None, "max_concurrent_environments": 2},
         train_dataset=rows,
         environment_factory=lambda: MCPEnvironment(server, score=score),
     )
-    trainer.train()
     assert trainer.args.action_format == "tool_call" and not any(e.failure for e in trainer.replay.episodes)

@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 from datasets import Dataset
-from helpers.testing_utils import DESK, make_logs, make_roles, make_roles_of, make_tokenizer, make_trainer
+from helpers.testing_utils import DESK, make_logs, make_roles, make_roles_of, make_tokenizer, make_trained
 
 from trl_nlac.chat.encoder import ChatEncoder
 from trl_nlac.chat.message_reader import read_conversation
@@ -39,12 +39,11 @@ class TestConversations:
     @pytest.mark.parametrize("action_format", ["text", "react", "tool_call"])
     def test_round_trip(self, tmp_path, action_format):
         """Played episodes are the same after they were written as conversations and read again."""
-        trainer = make_trainer(
+        trainer = make_trained(
             tmp_path,
             {"max_steps": 1, "max_turns": 2, "action_format": action_format, "max_completion_length": 48},
             environment_factory=lambda: make_environment(DESK, action_format),
         )
-        trainer.train()
         dataset = to_dataset(trainer.replay.episodes, trainer.roles.actions)
         if action_format == "tool_call":
             assert json.loads(dataset[0]["tools"]) == trainer.environments.tool_schemas

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import pytest
 from datasets import Dataset
-from helpers.testing_utils import Countdown, make_roles, make_trainer, play
+from helpers.testing_utils import Countdown, make_roles, make_trained, make_trainer, play
 
 from trl_nlac import NLACTrainer
 from trl_nlac.environments import StepResult, TextEnvironment
@@ -381,8 +381,7 @@ def test_a_run_stays_in_its_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(home)
     config = {"max_steps": 2, "save_strategy": "steps", "save_steps": 1, "audit_samples": 1}
     tasks = Dataset.from_dict({"start": [2] * 4})
-    trainer = make_trainer("run", config, train_dataset=tasks, environment_factory=lambda: Wandering(elsewhere))
-    trainer.train()
+    trainer = make_trained("run", config, train_dataset=tasks, environment_factory=lambda: Wandering(elsewhere))
     trainer.save_model()
     assert not list(elsewhere.iterdir())
     assert {"checkpoint-1", "checkpoint-2", "model.safetensors"} <= {path.name for path in (home / "run").iterdir()}

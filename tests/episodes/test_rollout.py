@@ -261,14 +261,6 @@ class TestPlayEpisodes:
         assert episodes[0].failure.startswith("step: ValueError: The chat template cannot show calls of route")
         assert episodes[0].truncated and episodes[1].failure is None
 
-    def test_messages_may_open_an_episode(self):
-        opening = [{"role": "system", "content": "take red"}, {"role": "user", "content": "trap"}]
-        roles = make_roles(["win"], max_turns=5)
-        (episode,) = play([{}], lambda: Answering(StepResult("late", terminated=True), opening), roles)
-        assert roles.chat.tokenizer.decode(episode.token_ids) == (
-            "<|system|> take red<|end|><|user|> trap<|end|><|assistant|> win<|end|>"
-        )
-
     def test_messages_of_openai_may_open_an_episode(self):
         """Calls without content, and content in blocks of text, are read as in logs."""
         calls = [{"id": "1", "type": "function", "function": {"name": "look", "arguments": "{}"}}]

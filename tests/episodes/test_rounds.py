@@ -15,15 +15,7 @@ import pytest
 import torch
 from datasets import Dataset
 from helpers.engine_utils import make_async_trainer
-from helpers.testing_utils import (
-    Countdown,
-    RecordingTrainer,
-    assert_same,
-    make_config,
-    make_logs,
-    make_roles,
-    weights,
-)
+from helpers.testing_utils import Countdown, RecordingTrainer, assert_same, make_config, make_logs, make_roles, weights
 from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 
 from benchmarks.tiny_engine import TinyEngine
@@ -142,10 +134,7 @@ class Stopped(RecordingTrainer):
 
 
 def test_stopped_and_killed_runs_go_on_as_they_would_have(monkeypatch, tmp_path):
-    """
-    To the last bit, from checkpoints with episodes under way, which end before they are saved. With the smallest
-    staleness it does not matter how fast anything is.
-    """
+    """To the last bit, from checkpoints with episodes under way, which end before they are saved."""
     config = {"max_steps": 4, "save_strategy": "steps", "save_steps": 2}
     whole = make_async_trainer(monkeypatch, tmp_path / "whole", config, max_staleness=1)
     whole.train()

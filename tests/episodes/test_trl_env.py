@@ -4,7 +4,15 @@ import json
 
 import pytest
 from datasets import Dataset
-from helpers.testing_utils import Answering, make_roles, make_roles_of, make_tokenizer, make_trainer, play
+from helpers.testing_utils import (
+    Answering,
+    make_roles,
+    make_roles_of,
+    make_tokenizer,
+    make_trained,
+    make_trainer,
+    play,
+)
 from trl import GRPOConfig, GRPOTrainer
 
 from trl_nlac import NLACPrompts
@@ -412,8 +420,7 @@ def test_environments_may_own_their_data(tmp_path, kind):
 
     environment = Tools if kind == "trl" else Text
     arguments = dict(environment_factory=environment, train_dataset=None)
-    trainer = make_trainer(tmp_path, {"max_steps": 2}, **arguments)
-    trainer.train()
+    make_trained(tmp_path, {"max_steps": 2}, **arguments)
     assert environment.resets == [{"prompt": PROMPT} if kind == "trl" else {}] * 8
     with pytest.raises(ValueError, match="`train_dataset`"):
         make_trainer(tmp_path / "other", {"max_steps": -1}, **arguments).train()
@@ -447,7 +454,7 @@ def test_what_functions_log_in_an_evaluation_is_its_own(tmp_path):
         return Dataset.from_list([{"prompt": [{"role": "user", "content": f"Say {word}."}]}] * 2)
 
     config = {"max_steps": 2, "logging_steps": 1, "eval_strategy": "steps", "eval_steps": 1}
-    trainer = make_trainer(
+    trainer = make_trained(
         tmp_path,
         config,
         train_dataset=tasks("one"),
@@ -455,7 +462,6 @@ def test_what_functions_log_in_an_evaluation_is_its_own(tmp_path):
         environment_factory=None,
         reward_funcs=judge,
     )
-    trainer.train()
     logged = [{log[name] for log in trainer.state.log_history if name in log} for name in ("is_eval", "eval_is_eval")]
     assert logged == [{0.0}, {1.0}]
 
@@ -470,8 +476,7 @@ def test_reward_functions_get_what_trl_gives_them(tmp_path):
     tasks = Dataset.from_list([{"prompt": PROMPT, "request": request} for request in REQUESTS])
     config = {"action_format": "tool_call", "logging_steps": 1}
     arguments = {"train_dataset": tasks, "environment_factory": DeskTools, "reward_funcs": count}
-    trainer = make_trainer(tmp_path, config, **arguments)
-    trainer.train()
+    trainer = make_trained(tmp_path, config, **arguments)
     assert [entry["my/step"] for entry in trainer.state.log_history if "my/step" in entry] == [0, 1]
     assert trainer.state.log_history[0]["episode/return"] >= 1
 

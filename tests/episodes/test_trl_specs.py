@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
-from helpers.testing_utils import make_roles, make_trainer, play
+from helpers.testing_utils import make_roles, make_trained, play
 from trl.experimental.harbor import HarborSpec
 from trl.experimental.harbor._env import HarborBashEnv
 from trl.experimental.openreward import OpenRewardSpec
@@ -89,14 +89,13 @@ class TestHarbor:
 
     def test_trains(self, suite, tmp_path):
         spec = HarborSpec(str(suite), agent=ShortHarness, num_tasks=1)
-        trainer = make_trainer(
+        trainer = make_trained(
             tmp_path / "run",
             {"max_steps": 1, "max_turns": 2},
             train_dataset=spec.train_dataset,
             environment_factory=spec.environment_factory,
             reward_funcs=spec.reward_funcs,
         )
-        trainer.train()
         assert all(episode.failure is None and episode.score == 0 for episode in trainer.replay.episodes)
 
     def test_a_package_that_is_missing_is_a_failure_of_the_environment(self, suite):

@@ -27,12 +27,7 @@ def test_async_rollouts(server, tmp_path, adapters):
     runs = []
     for name in ("first", "second"):
         (tmp_path / name).mkdir()
-        config = {
-            "async_rollouts": True,
-            "max_steps": 5,
-            "save_strategy": "steps",
-            "save_steps": 3,
-        }
+        config = {"async_rollouts": True, "max_steps": 5, "save_strategy": "steps", "save_steps": 3}
         arguments = {"peft_config": lora, "trainer_class": RecordingTrainer}
         trainer = make_client(server, tmp_path / name, config, **arguments)
         trainer.rollouts.max_staleness = 1

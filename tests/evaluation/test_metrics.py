@@ -76,7 +76,7 @@ class TestEpisodeMetrics:
         episode = make_episode()
         fine = episode_metrics([episode], 1.0)
         assert list(without_zero_kinds(fine)) == [
-            *("episode/success_rate", "episode/return", "episode/length", "environment/failure_rate"),
+            *("episode/success_rate", "episode/return", "episode/length", "environment/failure_rate")
         ]
         failed = replace(episode, failure="timeout: 60 s")
         kinds = without_zero_kinds(episode_metrics([episode, failed], 1.0))

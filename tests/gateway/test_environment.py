@@ -15,7 +15,7 @@ from datetime import date
 
 import pytest
 import torch
-from helpers.testing_utils import DESK, TASKS, make_config, make_roles, make_trainer, play
+from helpers.testing_utils import DESK, TASKS, make_config, make_roles, make_trained, make_trainer, play
 from openai import APIStatusError, AsyncOpenAI, AuthenticationError, OpenAI
 
 from trl_nlac import NLACTrainer
@@ -719,10 +719,9 @@ def test_the_reward_of_the_step_that_ends_an_episode_is_that_of_all_conversation
 
 class TestTraining:
     def test_in_processes(self, tmp_path):
-        trainer = make_trainer(
+        trainer = make_trained(
             tmp_path, {"environment_workers": "process"}, environment_factory=AgentEnvironment(desk_agent_in_text)
         )
-        trainer.train()
         assert trainer.num_environment_steps and not any(e.failure for e in trainer.replay.episodes)
 
     def test_segments_are_trained_on_and_counted(self, tmp_path):
@@ -733,11 +732,7 @@ class TestTraining:
 
         config = make_config(tmp_path, logging_steps=1, log_completions=True)
         trainer = NLACTrainer(
-            TINY_MODEL,
-            config,
-            TASKS,
-            environment_factory=AgentEnvironment(agent),
-            prompts=COMPACT_PROMPTS,
+            TINY_MODEL, config, TASKS, environment_factory=AgentEnvironment(agent), prompts=COMPACT_PROMPTS
         )
         torch.manual_seed(0)
         trainer.train()

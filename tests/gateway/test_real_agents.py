@@ -87,10 +87,7 @@ async def run_openai_agents(task, base_url, api_key, interface, streamed=False):
     desk = Desk(task["request"])
     agents.set_tracing_disabled(True)
     async with AsyncOpenAI(base_url=base_url, api_key=api_key) as client:
-        model_class = {
-            "chat": agents.OpenAIChatCompletionsModel,
-            "responses": agents.OpenAIResponsesModel,
-        }[interface]
+        model_class = {"chat": agents.OpenAIChatCompletionsModel, "responses": agents.OpenAIResponsesModel}[interface]
         agent = agents.Agent(
             name="desk",
             model=model_class("policy", client),
@@ -108,27 +105,12 @@ async def run_openai_agents(task, base_url, api_key, interface, streamed=False):
     return desk.reward
 
 
-def run_smolagents(task, base_url, api_key):
-    """A `ToolCallingAgent` of smolagents."""
+def run_smolagents(task, base_url, api_key, kind="ToolCallingAgent"):
+    """An agent of smolagents; its `CodeAgent` calls tools in Python."""
     import smolagents
 
     desk = Desk(task["request"])
-    agent = smolagents.ToolCallingAgent(
-        tools=[smolagents.tool(desk.route)],
-        model=smolagents.OpenAIServerModel("policy", api_base=base_url, api_key=api_key),
-        max_steps=2,
-        verbosity_level=0,
-    )
-    agent.run(desk.task)
-    return desk.reward
-
-
-def run_smolagents_code(task, base_url, api_key):
-    """A `CodeAgent` of smolagents, which calls tools in Python."""
-    import smolagents
-
-    desk = Desk(task["request"])
-    agent = smolagents.CodeAgent(
+    agent = vars(smolagents)[kind](
         tools=[smolagents.tool(desk.route)],
         model=smolagents.OpenAIServerModel("policy", api_base=base_url, api_key=api_key),
         max_steps=2,
@@ -269,10 +251,10 @@ def test_pydantic_ai(tmp_path, interface):
 
 
 @pytest.mark.agents
-@pytest.mark.parametrize("run_agent", [run_smolagents, run_smolagents_code], ids=["tool calls", "code"])
-def test_smolagents(tmp_path, run_agent):
+@pytest.mark.parametrize("kind", ["ToolCallingAgent", "CodeAgent"])
+def test_smolagents(tmp_path, kind):
     pytest.importorskip("smolagents")
-    episodes = train(tmp_path, run_agent, max_turns=6)
+    episodes = train(tmp_path, lambda *args: run_smolagents(*args, kind), max_turns=6)
     assert len(episodes) > 8  # it writes its history in words of its own: every request is a conversation
     assert all(episode.opening[0]["role"] == "system" for episode in episodes)
 

@@ -71,10 +71,7 @@ def test_what_is_sent():
     assert server.most_at_once <= 2 and len(server.requests) == 9
     usual, special = server.requests[0], server.requests[-1]
     sampling = {"max_tokens", "temperature", "top_p", "seed"}
-    assert set(usual) == {
-        *("model", "prompt", "stop_token_ids", "return_token_ids", "skip_special_tokens"),
-        *sampling,
-    }
+    assert set(usual) == {*("model", "prompt", "stop_token_ids", "return_token_ids", "skip_special_tokens"), *sampling}
     assert usual["model"] == "tiny" and special["model"] == "other"
     assert special["top_k"] == 5 and special["min_p"] == 0.1 and special["max_tokens"] == 48
 

@@ -7,7 +7,7 @@ from io import StringIO
 import pytest
 import torch
 from accelerate import Accelerator
-from helpers.testing_utils import make_trainer
+from helpers.testing_utils import make_trained
 from tqdm import tqdm
 from transformers import (
     AutoModelForCausalLM,
@@ -464,8 +464,7 @@ def test_a_compiled_model_reads_and_generates_the_same(model, tokenizer):
 def test_layers_are_recomputed_after_a_session_as_before(tmp_path):
     """Every second one, and a training pass gets no option that is about layers."""
     kwargs = {"use_reentrant": False, "every_n_layers": 2}
-    trainer = make_trainer(tmp_path, {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": kwargs})
-    trainer.train()
+    trainer = make_trained(tmp_path, {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": kwargs})
     layers = trainer.model.model.layers
     assert [layer.gradient_checkpointing for layer in layers] == [i % 2 == 0 for i in range(len(layers))]
 

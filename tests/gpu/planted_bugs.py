@@ -115,15 +115,7 @@ BUGS = [
 
 
 def failing_test(folder: Path, tests: str) -> dict[str, str] | None:
-    """
-    Run tests on the stand-in with the package of a folder.
-
-    Returns:
-        `dict[str, str] | None`: The first test that fails and its error, cut; `None` if all pass.
-
-    Raises:
-        RuntimeError: If no test ran.
-    """
+    """Run tests on the stand-in with the package of a folder."""
     report = folder / "report.xml"
     command = [sys.executable, "-m", "pytest", "tests/gpu/on_standin.py", "-q", "-x", "-k", tests]
     command += ["-p", "no:xdist", "-p", "no:cacheprovider", f"--junitxml={report}"]

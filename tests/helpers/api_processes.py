@@ -15,23 +15,7 @@ from helpers.http_utils import JSONHandler
 
 
 class APIProcesses:
-    """
-    Answers what the trainer asks before it generates.
-
-    Args:
-        number (`int`):
-            Number of processes; each request goes to the next one.
-
-    Attributes:
-        starts (`int`):
-            Counts how often the server was started.
-        loads (`list[str]`):
-            Where each load of weights came from.
-        failures (`dict[str, list[int]]`):
-            Statuses with which the next requests of a path are answered.
-        odd (`list[bytes | None]`):
-            Bodies of the next completions; nothing and a closed connection for `None`.
-    """
+    """Answers what the trainer asks before it generates."""
 
     def __init__(self, number: int):
         self.number = number

@@ -24,15 +24,7 @@ class Rooms:
 
 
 def write_config(folder: Path, **options) -> None:
-    """
-    Write `run.yaml`: a run with every record, of two steps, with tasks in `tasks.jsonl`.
-
-    Args:
-        folder (`Path`):
-            Where.
-        **options:
-            Further options, and others in place of these; `None` leaves one out.
-    """
+    """Write `run.yaml`: a run with every record, of two steps, with tasks in `tasks.jsonl`."""
     settings = dict(
         model_name_or_path=TINY_MODEL,
         dataset_name="tasks.jsonl",

@@ -16,21 +16,7 @@ from trl_nlac.generation.transformers import TransformersGenerator
 
 
 class CompletionsServer:
-    """
-    Accepts prompts as tokens, one per request.
-
-    Args:
-        models (`str`):
-            Names of the served models.
-        owner (`str`):
-            Owner of the models; with `"vllm"`, requests can force a token.
-        returns_tokens (`bool`):
-            Whether it returns tokens, as vLLM does on request, or only text.
-        max_model_length (`int`, *optional*):
-            Reported length of the context.
-        adapters (`Sequence[str]`, *optional*):
-            Names of adapters of the first model, which are served as it is. As vLLM, it reports no length for them.
-    """
+    """Accepts prompts as tokens, one per request."""
 
     def __init__(
         self,

@@ -1,12 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""
-A stand-in for GPUs: two devices, `standin:0` and `standin:1`, that compute with the CPU. Like CUDA they refuse
-tensors of different devices, except where CUDA takes them, and they count what makes a program wait for a device.
-
-Importing this module registers the devices with PyTorch for the whole process, which cannot be undone: import it in
-processes of their own only.
-"""
+"""Two devices that compute with the CPU. Import it in processes of their own: they cannot be taken away again."""
 
 import os
 import sys
@@ -52,15 +46,7 @@ _TAKES_NUMBERS = {aten.masked_fill.Tensor, aten.masked_fill_.Tensor, aten.fill.T
 
 
 class Traffic:
-    """
-    What passed between host and devices.
-
-    Attributes:
-        syncs (`Counter[str]`):
-            How often the host waited for a device, by the line of the package that did.
-        copies (`Counter[str]`):
-            How often the host copied to a device.
-    """
+    """What passed between host and devices."""
 
     def __init__(self):
         self.syncs: Counter[str] = Counter()
@@ -217,10 +203,7 @@ def _run(func, args: tuple, kwargs: dict[str, Any]) -> Any:
 
 
 def _check(func, args: tuple, tensors: list[torch.Tensor]) -> None:
-    """
-    Raises:
-        RuntimeError: If CUDA would refuse tensors of these devices, or the computation itself.
-    """
+    """Raise a `RuntimeError` if CUDA would refuse tensors of these devices, or the computation itself."""
     if func in _NOT_DETERMINISTIC and torch.are_deterministic_algorithms_enabled() and args[0].is_floating_point():
         raise RuntimeError(f"{func} does not have a deterministic implementation")
     if func in _READS_AT | _WRITES_AT:

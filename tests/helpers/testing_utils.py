@@ -47,10 +47,7 @@ DESK, TASKS = make_tasks("service_desk", 0)
 
 
 def make_config(output_dir, **kwargs) -> NLACConfig:
-    """
-    Make a configuration with which the embedded model runs quickly on a CPU. An iteration is one optimizer step, after
-    as many episodes as a micro-batch has samples.
-    """
+    """Make a configuration with which the embedded model runs quickly on a CPU."""
     batch_size = kwargs.get("per_device_train_batch_size", 4) * int(os.environ.get("WORLD_SIZE", 1))
     settings = dict(
         save_strategy="no",
@@ -93,6 +90,13 @@ def make_trainer(
         prompts=COMPACT_PROMPTS,
     )
     return trainer_class(**{**arguments, **kwargs})
+
+
+def make_trained(output_dir, *args, **kwargs) -> NLACTrainer:
+    """Make a trainer as `make_trainer` does, and train."""
+    trainer = make_trainer(output_dir, *args, **kwargs)
+    trainer.train()
+    return trainer
 
 
 def make_logs(output_dir) -> Dataset:
@@ -164,15 +168,7 @@ class Countdown(TextEnvironment):
 
 
 class Answering:
-    """
-    An environment that begins every episode alike, and answers every action alike or by a function.
-
-    Args:
-        result (`StepResult` or `Callable[[str], StepResult]`):
-            The answer, or what makes it of an action.
-        opening (`str` or `list[dict]`, *optional*, defaults to `"begin"`):
-            What `reset` returns.
-    """
+    """An environment that begins every episode alike, and answers every action alike or by a function."""
 
     def __init__(self, result: Any, opening: Any = "begin"):
         self.result, self.opening = result, opening
@@ -185,16 +181,7 @@ class Answering:
 
 
 class ScriptedGenerator(StubGenerator):
-    """
-    Returns scripted answers and records its prompts, for tests of the roles' prompts. It knows of critiques that are
-    begun for it: the prompts do not show that, and it adds nothing to an answer that it has ended.
-
-    Args:
-        chat ([`~chat.encoder.ChatEncoder`]):
-            Encodes answers.
-        answers (`list[str | list[int] | Completion]` or `str`):
-            The answers in order, or one that is always given.
-    """
+    """Returns scripted answers and records its prompts, for tests of the roles' prompts."""
 
     def __init__(self, chat: ChatEncoder, answers: list[str | list[int] | Completion] | str):
         self.chat = chat

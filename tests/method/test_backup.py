@@ -12,13 +12,7 @@ from trl_nlac.chat.tool_calls import format_tool_call
 from trl_nlac.environments.embedded import COMPACT_PROMPTS, make_environment
 from trl_nlac.environments.embedded.service_desk import ARGUMENTS
 from trl_nlac.episodes.recorder import replay_actions
-from trl_nlac.method.backup import (
-    backup_questions,
-    bellman_targets,
-    critic_examples,
-    is_answerable,
-    write_targets,
-)
+from trl_nlac.method.backup import backup_questions, bellman_targets, critic_examples, is_answerable, write_targets
 from trl_nlac.method.critic import critic_prompt, critiques
 from trl_nlac.types import Answer, Critique, Sample, Transition
 

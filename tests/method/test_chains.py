@@ -15,15 +15,7 @@ from trl_nlac.method.refinement import refine_attempts, sample_attempts
 
 
 class Concurrent(ScriptedGenerator):
-    """
-    Answers threads at the same time, by role: the first one's first action only once the other chain has ended.
-
-    Args:
-        slow (`str`, *optional*):
-            End of the prompt that waits.
-        last (`str`, *optional*):
-            End of the prompt that it waits for.
-    """
+    """Answers threads at the same time, by role: the first one's first action only once the other chain has ended."""
 
     is_concurrent = True
 

@@ -12,13 +12,7 @@ from trl_nlac.chat.tool_calls import format_tool_call
 from trl_nlac.environments.embedded import make_environment
 from trl_nlac.episodes.recorder import replay_actions
 from trl_nlac.method.critic import critiques
-from trl_nlac.method.refinement import (
-    Attempt,
-    policy_examples,
-    question_attempts,
-    refine_attempts,
-    sample_attempts,
-)
+from trl_nlac.method.refinement import Attempt, policy_examples, question_attempts, refine_attempts, sample_attempts
 from trl_nlac.method.roles import Roles
 from trl_nlac.prompts import parse_critique
 from trl_nlac.types import Answer, Critique, Refinement, Sample, Transition

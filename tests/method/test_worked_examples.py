@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 from helpers.method_utils import CRITIQUE, asked, make_transitions
-from helpers.testing_utils import make_roles, make_trainer
+from helpers.testing_utils import make_roles, make_trained, make_trainer
 
 from trl_nlac.method.worked_examples import Look, WorkedExamples
 from trl_nlac.prompts import WORKED_EXAMPLES
@@ -102,8 +102,7 @@ class TestTrainer:
         looks = iter([0.5, 0.9 if helps else 0.4])
         monkeypatch.setattr(WorkedExamples, "look", lambda *_: Look({"critic": next(looks)}, 1, 1, 0, 1.0))
         options = {"examples": "auto", "max_steps": 1, "save_strategy": "steps", "save_steps": 1}
-        trainer = make_trainer(tmp_path, options)
-        trainer.train()
+        trainer = make_trained(tmp_path, options)
         assert trainer.num_environment_steps == 2 * len(trainer.replay)
         texts = [trainer.roles.chat.decode(episode.token_ids.tolist()) for episode in trainer.replay.episodes]
         assert len(texts) == 4 and all(("route legal jade" in text) == helps for text in texts)
@@ -115,8 +114,7 @@ class TestTrainer:
         """Asking changes neither random state nor rates."""
         logs, options = [], {"max_steps": 2, "logging_steps": 1, "max_completion_length": 64}
         for examples in ("auto", "given"):
-            trainer = make_trainer(tmp_path / examples, options | {"examples": examples})
-            trainer.train()
+            trainer = make_trained(tmp_path / examples, options | {"examples": examples})
             names = ("loss", "grad_norm", "format_rate", "success_rate", "tokens/generated")
             logs.append([{k: v for k, v in log.items() if k.endswith(names)} for log in trainer.state.log_history[:2]])
         assert logs[0] == logs[1]

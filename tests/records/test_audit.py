@@ -8,7 +8,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from helpers.records_utils import CONFIG, read
-from helpers.testing_utils import assert_same, make_episode, make_trainer, priorities_of, weights
+from helpers.testing_utils import assert_same, make_episode, make_trained, make_trainer, priorities_of, weights
 from pyarrow.parquet import ParquetFile
 
 from trl_nlac.records import audit
@@ -20,8 +20,7 @@ class TestAudit:
     def test_rows(self, tmp_path):
         """They show what the first samples of each iteration were trained on. Priorities are the critic's losses."""
         config = {**CONFIG, "audit_samples": 3, "samples_per_iteration": 8, "max_steps": 6}
-        trainer = make_trainer(tmp_path, config)
-        trainer.train()
+        trainer = make_trained(tmp_path, config)
         paths = sorted((tmp_path / "_audit").iterdir())
         assert [path.name for path in paths] == [f"audit_0000{i}_process0.parquet" for i in (2, 4, 6)]
         rows = pd.concat([read(path) for path in paths])
@@ -43,10 +42,8 @@ class TestAudit:
             assert priorities[row["episode"] + row["turn"]] == pytest.approx(row["critic_loss"], rel=0.5)
 
     def test_training_is_the_same_with_and_without(self, tmp_path):
-        with_audit = make_trainer(tmp_path / "with", {**CONFIG, "audit_samples": 8, "log_completions": True})
-        with_audit.train()
-        without = make_trainer(tmp_path / "without", CONFIG)
-        without.train()
+        with_audit = make_trained(tmp_path / "with", {**CONFIG, "audit_samples": 8, "log_completions": True})
+        without = make_trained(tmp_path / "without", CONFIG)
         assert_same(weights(with_audit.model), weights(without.model))
         log, other = (trainer.state.log_history[0] for trainer in (with_audit, without))
         assert log.pop("time/audit") > 0

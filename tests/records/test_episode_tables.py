@@ -12,7 +12,7 @@ import pandas as pd
 import pytest
 import wandb
 from helpers.records_utils import CONFIG, read
-from helpers.testing_utils import TASKS, make_config, make_episode, make_trainer
+from helpers.testing_utils import TASKS, make_config, make_episode, make_trained, make_trainer
 from trl.trainer.callbacks import RichProgressCallback
 
 from trl_nlac.episodes.text_environment import StepResult
@@ -23,8 +23,7 @@ from trl_nlac.records.folder import completions_file
 class TestEpisodes:
     def test_rows_are_what_was_played(self, tmp_path):
         config = {**CONFIG, "log_completions": True, "eval_strategy": "steps", "eval_steps": 4, "num_eval_episodes": 2}
-        trainer = make_trainer(tmp_path, config, eval_dataset=TASKS)
-        trainer.train()
+        trainer = make_trained(tmp_path, config, eval_dataset=TASKS)
         names = sorted(path.name for path in (tmp_path / "completions").iterdir())
         assert names == ["completions_00002.parquet", "completions_00004.parquet", "eval_completions_00004.parquet"]
         rows = pd.concat([read(tmp_path / "completions" / name) for name in names[:2]])
@@ -50,8 +49,7 @@ class TestEpisodes:
             log_extra("mixed", [1, "two", None, 4.0])
             return [len(completion) / 4 for completion in completions]
 
-        trainer = make_trainer(tmp_path, {**CONFIG, "log_completions": True, "max_steps": 2}, reward_funcs=length)
-        trainer.train()
+        make_trained(tmp_path, {**CONFIG, "log_completions": True, "max_steps": 2}, reward_funcs=length)
         rows = read(tmp_path / "completions" / "completions_00002.parquet")
         assert list(rows["first word"]) == [turns[0]["text"].split()[0] for turns in rows["turns"]]
         assert list(rows["mixed"].fillna("nothing")) == ["1", "two", "nothing", "4.0"]

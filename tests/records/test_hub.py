@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 from helpers.hub_server import HubServer
 from helpers.report_utils import training_row, write_log
-from helpers.testing_utils import TASKS, make_trainer
+from helpers.testing_utils import TASKS, make_trained, make_trainer
 from huggingface_hub import ModelCard
 
 from trl_nlac.cli.end_summary import print_summary
@@ -121,8 +121,7 @@ def test_evaluations_on_named_datasets(tmp_path, capsys):
     """Each has its rows in the card and in the printed summary."""
     config = {"max_steps": 2, "max_turns": 2, "eval_strategy": "steps", "eval_steps": 1}
     datasets = {"easy": TASKS.select([0]), "very_hard": TASKS.select([1])}
-    trainer = make_trainer(tmp_path, config, eval_dataset=datasets)
-    trainer.train()
+    trainer = make_trained(tmp_path, config, eval_dataset=datasets)
     trainer.create_model_card()
     card = ModelCard.load(tmp_path / "README.md")
     assert [result.dataset_split for result in card.data.eval_results] == ["easy", "very_hard"]

@@ -6,7 +6,7 @@ import pyarrow as pa
 import pytest
 import torch
 from datasets import Dataset, IterableDataset
-from helpers.testing_utils import TASKS, make_config
+from helpers.testing_utils import TASKS, make_config, make_trainer
 from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer
 from transformers.integrations import HfDeepSpeedConfig, is_deepspeed_zero3_enabled
 
@@ -83,13 +83,6 @@ class TestPrompts:
                 assert episode.score == episode.task["worth"] + len(turn.action)
         assert any(episode.terminated for episode in episodes)
 
-    def test_text_prompts(self, tmp_path):
-        trainer = make(
-            tmp_path, reward_funcs=length, train_dataset=Dataset.from_dict({"prompt": ["win"], "worth": [1]})
-        )
-        trainer.train()
-        assert trainer.replay.episodes[0].opening == ({"role": "user", "content": "win"},)
-
     @pytest.mark.parametrize("prompt", ["win", [{"role": "user", "content": "win"}]], ids=["text", "messages"])
     def test_functions_get_text_where_prompts_are_text(self, tmp_path, prompt):
         """As from TRL: a length would be that of a list otherwise. Reward models read both."""
@@ -101,7 +94,9 @@ class TestPrompts:
 
         trainer = make(tmp_path, reward_funcs=note, train_dataset=Dataset.from_dict({"prompt": [prompt]}))
         trainer.train()
-        actions = {episode.turns[0].action for episode in trainer.replay.episodes if episode.turns[0].action}
+        episodes = trainer.replay.episodes
+        assert episodes[0].opening[-1] == {"role": "user", "content": "win"}
+        actions = {episode.turns[0].action for episode in episodes if episode.turns[0].action}
         if isinstance(prompt, str):
             assert seen[0][0] == "win" and {completion for _, completion in seen} >= actions
         else:
@@ -110,6 +105,8 @@ class TestPrompts:
     def test_what_is_missing_is_said(self, tmp_path):
         with pytest.raises(ValueError, match="Nothing gives rewards"):
             make(tmp_path, tools=[look])
+        with pytest.raises(ValueError, match=r"`reward_weights=\[0.5\]` weigh `reward_funcs`, and there are none"):
+            make_trainer(tmp_path, {"reward_weights": [0.5]})
         with pytest.raises(ValueError, match="with the column `prompt` and `reward_funcs`"):
             make(tmp_path, train_dataset=TASKS, reward_funcs=length)
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from accelerate import PartialState
-from helpers.testing_utils import assert_same, make_config, make_trainer, weights
+from helpers.testing_utils import assert_same, make_config, make_trained, make_trainer, weights
 from peft import (
     LoraConfig,
     PeftConfig,
@@ -178,8 +178,7 @@ def test_an_adapter_is_trained_on_by_its_folder(tmp_path):
     tokenizer = AutoTokenizer.from_pretrained(TINY_MODEL)
     tokenizer.chat_template += "{# mine #}"
     peft_config = LoraConfig(r=4, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")
-    first = make_trainer(tmp_path / "first", peft_config=peft_config, processing_class=tokenizer)
-    first.train()
+    first = make_trained(tmp_path / "first", peft_config=peft_config, processing_class=tokenizer)
     first.save_model()
     trained = weights(first.model)
     options = {"model_init_kwargs": {"revision": ModelConfig().model_revision}}
@@ -314,13 +313,12 @@ def test_experts_are_balanced(tmp_path):
         router_aux_loss_coef=0.5,
     )
     options = {"max_steps": 1, "max_turns": 1, "max_completion_length": 4, "logging_steps": 1, "learning_rate": 0.0}
-    trainer = make_trainer(
+    trainer = make_trained(
         tmp_path,
         options,
         model=Qwen3MoeForCausalLM(config),
         processing_class=AutoTokenizer.from_pretrained(TINY_MODEL),
     )
-    trainer.train()
     assert trainer.args.router_aux_loss_coef == 0.5 and trainer.state.log_history[0]["aux_loss"] >= 1
     examples = [TrainingExample("policy", Prompt.of([5, 6, 7]), (i, i + 1)) for i in range(9, 13)]
     trainer._taken.append(examples)

@@ -63,11 +63,7 @@ def test_training_is_the_same_with_and_without(tmp_path, shares_prefixes):
     """Also where the policy is taught by the refinement policy."""
     trained, numbers = [], []
     for limit in (None, 60):
-        options = {
-            "max_tokens_per_batch": limit,
-            "max_steps": 2,
-            "logging_steps": 1,
-        }
+        options = {"max_tokens_per_batch": limit, "max_steps": 2, "logging_steps": 1}
         options |= {"optim": "sgd", "temperature": 0.0, "policy_loss_type": "distill"}
         options |= {"gradient_accumulation_steps": 2, "learning_rate": 1e-2}
         trainer = make_trainer(tmp_path / str(limit), options, RecordingTrainer)

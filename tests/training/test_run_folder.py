@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from datasets import Dataset
-from helpers.testing_utils import TASKS, Countdown, assert_same, make_trainer, weights
+from helpers.testing_utils import TASKS, Countdown, assert_same, make_trained, make_trainer, weights
 from peft import LoraConfig
 from transformers import TrainerCallback
 from transformers.trainer_utils import get_last_checkpoint
@@ -38,8 +38,7 @@ ADAPTER = LoraConfig(r=2, target_modules=["q_proj"], task_type="CAUSAL_LM")
 def finished(tmp_path_factory) -> Path:
     """A run that has ended. Tests do not change it."""
     folder = tmp_path_factory.mktemp("finished") / "run"
-    trainer = make_trainer(folder, CONFIG)
-    trainer.train()
+    trainer = make_trained(folder, CONFIG)
     trainer.save_model()
     return folder
 
@@ -138,8 +137,7 @@ def hold(folder: Path, ready, end) -> None:
 def test_an_evaluation_in_the_folder_of_another_run(tmp_path, caplog):
     """It would write over that of the same step."""
     config = {**CONFIG, "max_steps": 1, "eval_on_start": True, "eval_strategy": "steps", "eval_steps": 1}
-    trainer = make_trainer(tmp_path, config, eval_dataset=TASKS.select([0, 1]))
-    trainer.train()
+    trainer = make_trained(tmp_path, config, eval_dataset=TASKS.select([0, 1]))
     before = contents(tmp_path)
     assert "eval_completions_00000.parquet" in {path.name for path in before}
     other = make_trainer(tmp_path, config, eval_dataset=TASKS.select([2]))
@@ -152,8 +150,7 @@ def test_an_evaluation_in_the_folder_of_another_run(tmp_path, caplog):
 
 def test_without_logs_episodes_are_written_down_all_the_same(tmp_path):
     """And nothing piles up, in memory or in checkpoints."""
-    trainer = make_trainer(tmp_path, {**CONFIG, "logging_strategy": "no"})
-    trainer.train()
+    trainer = make_trained(tmp_path, {**CONFIG, "logging_strategy": "no"})
     found = sorted(path.name for path in (tmp_path / "completions").iterdir())
     assert found == [f"completions_0000{step}.parquet" for step in (0, 1, 2)]
     assert all(len(values) == 1 for values in trainer.records.metrics.values())  # those of the last step

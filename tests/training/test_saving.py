@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from datasets import Dataset
-from helpers.testing_utils import TASKS, assert_same, make_trainer, weights
+from helpers.testing_utils import TASKS, assert_same, make_trained, make_trainer, weights
 from transformers import AutoModelForCausalLM, AutoTokenizer, EarlyStoppingCallback, TrainerCallback
 
 from trl_nlac import NLACPrompts, NLACTrainer
@@ -32,8 +32,7 @@ class Outage(TrainerCallback):
 
 class TestSaving:
     def test_saved_model_is_complete(self, tmp_path):
-        trainer = make_trainer(tmp_path)
-        trainer.train()
+        trainer = make_trained(tmp_path)
         trainer.save_model()
         loaded = AutoModelForCausalLM.from_pretrained(tmp_path)
         assert_same(weights(loaded), weights(trainer.model))
@@ -71,8 +70,7 @@ class TestSaving:
     def test_the_best_checkpoint_is_by_success(self, tmp_path):
         """Unless a metric is named. With several datasets one has to be."""
         config = {**EVERY_STEP, "max_steps": 2, "max_turns": 2, "load_best_model_at_end": True}
-        trainer = make_trainer(tmp_path, config, eval_dataset=TASKS.select([0]))
-        trainer.train()
+        trainer = make_trained(tmp_path, config, eval_dataset=TASKS.select([0]))
         metric = "eval_episode/success_rate"
         rates = [log[metric] for log in trainer.state.log_history if metric in log]
         assert trainer.state.best_metric == max(rates) and trainer.state.best_model_checkpoint
@@ -100,7 +98,7 @@ class TestSaving:
                 return StepResult("Done.", reward=float(not Desk.is_down), terminated=True)
 
         tasks = Dataset.from_dict({"customer": list(range(4))})
-        trainer = make_trainer(
+        trainer = make_trained(
             tmp_path,
             {**EVERY_STEP, "max_steps": 5, "load_best_model_at_end": True},
             train_dataset=tasks,
@@ -108,14 +106,12 @@ class TestSaving:
             environment_factory=Desk,
             callbacks=[Outage(Desk), EarlyStoppingCallback(early_stopping_patience=2)],
         )
-        trainer.train()
         rates = [log["eval_episode/success_rate"] for log in trainer.state.log_history if "eval_episode/length" in log]
         assert rates == [1.0, 0.0, 1.0, 1.0] and trainer.state.global_step == 4  # two without an improvement
 
     def test_only_the_run_s_own_folder_is_uploaded(self, tmp_path, monkeypatch):
         """Not that of the target weights: an upload would save them over the policy."""
-        trainer = make_trainer(tmp_path / "run", {"max_steps": 1})
-        trainer.train()
+        trainer = make_trained(tmp_path / "run", {"max_steps": 1})
         uploads: list[str] = []
         monkeypatch.setattr(trainer, "push_to_hub", lambda **kwargs: uploads.append(kwargs["commit_message"]))
         trainer.args.push_to_hub = True
@@ -163,7 +159,7 @@ class TestSaving:
         config |= {"lr_scheduler_type": "reduce_lr_on_plateau"}
         config |= {"metric_for_best_model": "episode/length", "greater_is_better": False}
         tasks = Dataset.from_dict({"customer": list(range(4))})
-        trainer = make_trainer(
+        trainer = make_trained(
             tmp_path,
             config,
             train_dataset=tasks,
@@ -171,7 +167,6 @@ class TestSaving:
             environment_factory=Desk,
             callbacks=[Outage(Desk)],
         )
-        trainer.train()
         assert trainer.state.global_step == 3 and trainer.state.best_global_step == 1
         assert "at step 2 is not compared with others: the environment failed in 100% of its" in caplog.text
 

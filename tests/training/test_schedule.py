@@ -1,9 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""
-The schedule backs up: a success at the end of an episode reaches its first step. A chain of states with a tabular
-critic, which nothing generalises, learns by the package's own replay buffer, rule for kept targets and average.
-"""
+"""The schedule backs up: a success at the end of an episode reaches its first step."""
 
 from functools import partial
 from pathlib import Path

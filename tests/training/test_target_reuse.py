@@ -4,7 +4,7 @@ import json
 
 import pytest
 from helpers.method_utils import CRITIQUE, asked, make_transitions
-from helpers.testing_utils import make_roles, make_trainer, targets_of
+from helpers.testing_utils import make_roles, make_trained, make_trainer, targets_of
 from torch import nn
 
 from trl_nlac import PrioritizedReplay, TargetWeights
@@ -108,8 +108,7 @@ class TestTrainer:
     def test_targets_stay_until_they_are_too_old(self, tmp_path):
         """No target in use is older than the option says, and few are written."""
         config = {"target_max_age": 4, "max_steps": 8, "logging_steps": 1, "replay_buffer_size": 16}
-        trainer = make_trainer(tmp_path, config)
-        trainer.train()
+        trainer = make_trained(tmp_path, config)
         logs = [log for log in trainer.state.log_history if "target/reused_rate" in log]
         assert any(log["target/reused_rate"] > 0.2 for log in logs)
         kept = [json.loads(target)["version"] for target in targets_of(trainer.replay) if target is not None]

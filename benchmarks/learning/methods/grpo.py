@@ -17,13 +17,7 @@ from datasets import Dataset
 from trl import GRPOConfig, GRPOTrainer
 
 from benchmarks.learning.methods.rehearsal import Rehearsal
-from benchmarks.learning.playing import (
-    LearningCurve,
-    Player,
-    max_gradient_steps,
-    train_until_spent,
-    trainer_arguments,
-)
+from benchmarks.learning.playing import LearningCurve, Player, max_gradient_steps, train_until_spent, trainer_arguments
 from benchmarks.learning.tasks import LearningTask
 from trl_nlac import NLACConfig
 from trl_nlac.method.batches import NLACCollator

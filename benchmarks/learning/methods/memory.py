@@ -76,13 +76,7 @@ def remembering(task: LearningTask, num_turns: int) -> LearningTask:
     return replace(task, environment_factory=wrapped(task.environment_factory, writes=True), instances=instances)
 
 
-def train(
-    task: LearningTask,
-    acting: NLACConfig,
-    budget: int,
-    interval: int,
-    num_turns: int = 4,
-) -> LearningCurve:
+def train(task: LearningTask, acting: NLACConfig, budget: int, interval: int, num_turns: int = 4) -> LearningCurve:
     """
     Play one episode after the other until the budget of environment steps is spent, and remember. No weights change.
 

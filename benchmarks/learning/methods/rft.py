@@ -17,13 +17,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from trl import SFTConfig, SFTTrainer
 
 from benchmarks.learning.methods.rehearsal import Rehearsal
-from benchmarks.learning.playing import (
-    LearningCurve,
-    Player,
-    max_gradient_steps,
-    train_until_spent,
-    trainer_arguments,
-)
+from benchmarks.learning.playing import LearningCurve, Player, max_gradient_steps, train_until_spent, trainer_arguments
 from benchmarks.learning.tasks import LearningTask
 from trl_nlac import NLACConfig
 from trl_nlac.types import Episode, TrainingExample

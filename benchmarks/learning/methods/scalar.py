@@ -100,11 +100,7 @@ class ScalarActorCriticTrainer(NLACTrainer):
     ):
         model = load_model(task.model, args, task.peft_config)
         add_value_head(model, initial_value)
-        super().__init__(
-            model=model,
-            args=args,
-            **task.trainer_arguments,
-        )
+        super().__init__(model=model, args=args, **task.trainer_arguments)
         self.acting_player = Player.of_trainer(task, self)
         self.num_candidates = num_candidates
         self.entropy_temperature = entropy_temperature

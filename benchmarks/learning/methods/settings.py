@@ -65,12 +65,7 @@ ABLATIONS_BY_TASK = {
     "service_desk_noisy": ("nlac_futures_4",),
     "service_desk_delayed": ("nlac_blind", "nlac_monte_carlo", "nlac_no_target"),
 }
-BASELINES = {
-    "grpo": grpo.train,
-    "rft": rft.train,
-    "scalar": scalar.train,
-    "base_remembering": memory.train,
-}
+BASELINES = {"grpo": grpo.train, "rft": rft.train, "scalar": scalar.train, "base_remembering": memory.train}
 # Those that learn more slowly and cost less per step, until their curves are flat.
 LONG = {"grpo_long": "grpo", "rft_long": "rft", "rft_unanchored_long": "rft"}
 # Without actions of the base model among its samples. They keep a policy that has few successes from collapsing onto
