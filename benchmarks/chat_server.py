@@ -31,11 +31,8 @@ class JSONHandler(BaseHTTPRequestHandler):
 
 class ChatServer:
     """
-    Serves one model, `"teacher"`.
-
-    Args:
-        answer (`Callable[[list[dict]], str | bytes | int]`):
-            Answers the messages of a conversation, with the text of a message, all that is sent, or a status.
+    Serves one model, `"teacher"`. `answer` gets the messages of a conversation, and returns the text of a message, all
+    that is sent, or a status.
     """
 
     def __init__(self, answer: Callable[[list[dict]], str | bytes | int]):

@@ -20,13 +20,8 @@ from zipfile import ZipFile
 @dataclass(frozen=True)
 class Source:
     """
-    Where a model comes from.
-
-    Args:
-        packages (`list[str]`):
-            Packages of the Python index that hold it.
-        parts (`list[str]`):
-            Files in them that make the GGUF file, in their order.
+    Where a model comes from: packages of the Python index, and the files in them that make the GGUF file, in their
+    order.
     """
 
     packages: list[str]
@@ -58,13 +53,8 @@ def real_model_path(name: str = NAME) -> Path:
 
 def build_real_model(directory: Path, name: str = NAME) -> None:
     """
-    Download a model and save it in bfloat16, in the Hub's format. The folder appears complete or not at all.
-
-    Args:
-        directory (`Path`):
-            Folder of the model.
-        name (`str`, *optional*, defaults to `"SmolLM2-135M-Instruct"`):
-            One of `SOURCES`.
+    Download a model, one of `SOURCES`, and save it in bfloat16, in the Hub's format. The folder appears complete or
+    not at all.
     """
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer

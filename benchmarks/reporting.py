@@ -28,17 +28,8 @@ def parser(description: str) -> argparse.ArgumentParser:
 
 def alone(script: str, *words: Any, launcher: Sequence[str] = (), **variables: str) -> dict[str, Any]:
     """
-    Run a script of `benchmarks` in a process of its own, and return what it prints last, as JSON.
-
-    Args:
-        script (`str`):
-            The module.
-        *words:
-            Words of its command line.
-        launcher (`Sequence[str]`, *optional*):
-            Words between the interpreter and the module.
-        **variables (`str`):
-            Further environment variables.
+    Run a module of `benchmarks` in a process of its own, with further environment variables and perhaps a `launcher`
+    between the interpreter and it, and return what it prints last, as JSON.
     """
     command = [sys.executable, *launcher, "-m", script, *map(str, words)]
     environment = {**os.environ, **variables}
@@ -115,20 +106,7 @@ def interval(summary: dict[str, Any]) -> str:
 
 
 def insert(text: str, path: Path, script: str) -> None:
-    """
-    Put `text` between the markers for the results of a script.
-
-    Args:
-        text (`str`):
-            The results.
-        path (`Path`):
-            A Markdown file that has the markers.
-        script (`str`):
-            The script, as a path below `benchmarks/`.
-
-    Raises:
-        ValueError: If the file does not have these markers.
-    """
+    """Put `text` between the markers for the results of a script (a path below `benchmarks/`) in a Markdown file."""
     start, end = f"<!-- results of benchmarks/{script} -->", "<!-- end of results -->"
     before, found, rest = path.read_text().partition(start)
     _, closed, after = rest.partition(end)

@@ -389,12 +389,7 @@ def actions_of(template: str) -> ActionFormat:
 
 
 def read(case: Case) -> Episode:
-    """
-    Read a conversation as an episode.
-
-    Raises:
-        ValueError: If it is refused.
-    """
+    """Read a conversation as an episode, or raise a `ValueError` if it is refused."""
     (episode,) = episodes_from_logs(logs_dataset([case.row]), actions_of(case.template), PROMPTS)
     return episode
 
@@ -438,10 +433,8 @@ def as_bytes(value: Any) -> bytes:
 
 def travel(kept: list[tuple[Case, Episode]], folder: Path) -> dict[str, list[list[str]]]:
     """
-    Send episodes of one template through a buffer and files.
-
-    Returns:
-        `dict[str, list[list[str]]]`: by the way that they went, what has changed in each.
+    Send episodes of one template through a buffer and files; returns what has changed in each, by the way that they
+    went.
     """
     actions = actions_of(kept[0][0].template)
     episodes = [episode for _, episode in kept]

@@ -11,15 +11,7 @@ from trl_nlac.generation.generator import Completion, Sampling
 
 
 def tiny_options(output_dir: str | Path, **changes) -> dict[str, Any]:
-    """
-    Return options of [`NLACConfig`] with which the embedded model trains quickly on a CPU.
-
-    Args:
-        output_dir (`str` or `Path`):
-            Folder of the run.
-        **changes:
-            Further options, and others in place of these.
-    """
+    """Return options of [`NLACConfig`] with which the embedded model trains quickly on a CPU, with changes."""
     options = dict(
         output_dir=str(output_dir),
         use_cpu=True,

@@ -95,10 +95,7 @@ def written(value: Any) -> str:
 
 def read_settings(words: list[str]) -> dict[str, Any]:
     """
-    Read `--name value` pairs of the command line. A name without a value is true.
-
-    Raises:
-        ValueError: If a value has no name.
+    Read `--name value` pairs of the command line. A name without a value is true; a value without a name is refused.
     """
     settings: dict[str, Any] = {}
     for before, word in zip(["", *words], words, strict=False):

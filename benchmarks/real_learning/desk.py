@@ -137,14 +137,8 @@ def rows(desk: ServiceDesk, customers: list[str] = CUSTOMERS) -> Dataset:
 
 class Teacher:
     """
-    Answers messages in every role, in the form that the package's prompts ask for.
-
-    Args:
-        prompts ([`NLACPrompts`]):
-            The prompts, by which it knows what it is asked for.
-        seed (`int`, *optional*, defaults to `0`):
-            Seed of its mistakes as the policy: most of its calls are wrong, and some are no calls, so that there is
-            something to judge.
+    Answers messages in every role, in the form that the package's prompts ask for. As the policy it makes mistakes:
+    most of its calls are wrong, and some are no calls, so that there is something to judge.
     """
 
     def __init__(self, prompts: NLACPrompts, seed: int = 0):

@@ -73,17 +73,7 @@ BASES = ("base", "base_refined")
 
 @dataclass(frozen=True)
 class Setup:
-    """
-    How the roles are asked, and who warms them up.
-
-    Args:
-        task (`str`):
-            Name of the task.
-        teacher ([`~real_learning.handbook.Reader`]):
-            Writes the samples of the warm-up.
-        max_completion_length (`int`):
-            Most tokens of an answer.
-    """
+    """How the roles are asked, and who writes the samples that warm them up."""
 
     task: str
     teacher: Reader

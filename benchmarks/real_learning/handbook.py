@@ -50,13 +50,7 @@ def known_desk(number: int) -> ServiceDesk:
 
 
 class HandbookOracle:
-    """
-    The ground truth of desks with handbooks.
-
-    Args:
-        world_of (`Callable[[int], ServiceDesk]`):
-            Returns the desk of a number.
-    """
+    """The ground truth of desks with handbooks."""
 
     def __init__(self, world_of: Callable[[int], ServiceDesk]):
         self.world_of = world_of
@@ -83,10 +77,6 @@ class HandbookOracle:
 class HandbookDesk(TextEnvironment):
     """
     Plays a spoken desk of each task's own, with its handbook before the request. `reset` takes the number of the desk.
-
-    Args:
-        world_of (`Callable[[int], ServiceDesk]`, *optional*):
-            Returns the desk of a number. By default those that are drawn from seeds.
     """
 
     def __init__(self, world_of: Callable[[int], ServiceDesk] = ServiceDesk.from_seed):

@@ -158,13 +158,7 @@ def load(model: str, adapter: Path) -> torch.nn.Module:
 
 
 class ReportCallback(TrainerCallback):
-    """
-    Write down how far a run has come, after every evaluation.
-
-    Args:
-        save (`Callable`):
-            Called with the results so far.
-    """
+    """Save how far a run has come, after every evaluation."""
 
     def __init__(self, save: Callable[[dict], None]):
         self.save = save

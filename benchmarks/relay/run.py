@@ -148,15 +148,7 @@ def examine(trainer: NLACTrainer, task: LearningTask, bootstrap: str) -> dict[st
 
 
 class FloorCurve(TrainerCallback):
-    """
-    Measures the success on every floor while a policy is trained.
-
-    Args:
-        player ([`Player`]):
-            Evaluates the policy.
-        interval (`int`):
-            Gradient steps between two evaluations.
-    """
+    """Measures the success on every floor while a policy is trained, every `interval` gradient steps."""
 
     def __init__(self, player: Player, interval: int):
         self.player, self.interval = player, interval

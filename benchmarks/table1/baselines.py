@@ -29,11 +29,8 @@ SHARED = (
 
 class RFTTrainer(NLACTrainer):
     """
-    Rejection fine-tuning (section 6.2): the policy plays, and is trained on samples of its successful episodes. The
-    arguments are those of [`NLACTrainer`]; options of the critic and of refinement have no effect.
-
-    Raises:
-        ValueError: If the model has chains of thought, of which conversations keep only a part.
+    Rejection fine-tuning (section 6.2): the policy plays, and is trained on samples of its successful episodes.
+    Options of the critic and of refinement have no effect; a model with chains of thought is refused.
     """
 
     _tag_names = ["trl", "rft"]
@@ -82,17 +79,7 @@ def make_grpo_trainer(
 ) -> EpisodeGRPOTrainer:
     """
     Make a trainer for GRPO on whole episodes, which are played with NLAC's code, on vLLM if NLAC would be.
-
-    Args:
-        model (`str`), args ([`NLACConfig`]), task ([`Task`]), peft_config ([`~peft.PeftConfig`], *optional*):
-            As for [`NLACTrainer`].
-        num_generations (`int`):
-            Number of episodes of a task that are compared.
-        num_updates (`int`):
-            Number of times that each episode is trained on.
-
-    Raises:
-        ValueError: If the model has chains of thought, so that an episode is not one completion.
+    `num_generations` episodes of a task are compared, and each is trained on `num_updates` times.
     """
     played_by_step = args.episodes_per_iteration // (args.per_device_train_batch_size * args.world_size)
     config = GRPOConfig(

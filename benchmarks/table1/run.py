@@ -57,10 +57,8 @@ def words_of(options: dict) -> list[str]:
 
 def launch(accelerate: list[str], words: list[str]) -> None:
     """
-    Run one step in processes of its own. A signal that ends the row ends them, too; training saves a checkpoint first.
-
-    Raises:
-        SystemExit: If it fails.
+    Run one step in processes of its own, and end the row if it fails. A signal that ends the row ends them, too;
+    training saves a checkpoint first.
     """
     command = [sys.executable, "-m", "accelerate.commands.launch", "--quiet", *accelerate]
     command += ["-m", "benchmarks.table1.cell", *words]
@@ -76,12 +74,7 @@ def launch(accelerate: list[str], words: list[str]) -> None:
 
 
 def check_base(success: dict[str, dict], expected: dict[str, float]) -> None:
-    """
-    Check that the base model starts where somebody has measured it.
-
-    Raises:
-        SystemExit: If it does not.
-    """
+    """Check that the base model starts where somebody has measured it, and end the row if it does not."""
     for name, of in success.items():
         if name in expected:
             check = check_success(of["mean"], of["episodes"], expected[name])
@@ -91,12 +84,7 @@ def check_base(success: dict[str, dict], expected: dict[str, float]) -> None:
 
 
 def read_expected(words: list[str]) -> dict[str, float]:
-    """
-    Read `column=success`.
-
-    Raises:
-        ValueError: If a word is something else.
-    """
+    """Read the expected success of base models: `column=success` each."""
     pairs = [word.partition("=") for word in words]
     return {name: float(value) for name, _, value in pairs}
 

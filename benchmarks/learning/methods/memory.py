@@ -26,18 +26,8 @@ Memory = dict[str, deque[list[Message]]]  # the last turns about each kind of ta
 
 class RememberingEnvironment(TextEnvironment):
     """
-    An environment whose episodes begin with earlier turns about the same kind of task. Turns whose action a desk could
-    not read are left out.
-
-    Args:
-        environment ([`TextEnvironment`]):
-            The environment.
-        memory (`dict[str, deque[list[Message]]]`):
-            Turns by kind of task, shared by all environments.
-        kind (`str`):
-            Column of the rows with the kind of task.
-        writes (`bool`):
-            Whether to remember what is played.
+    An environment whose episodes begin with earlier turns about the same `kind` (a column of the rows) of task, from a
+    memory that all environments share. Turns whose action a desk could not read are left out.
     """
 
     def __init__(self, environment: TextEnvironment, memory: Memory, kind: str, writes: bool):
@@ -78,19 +68,8 @@ def remembering(task: LearningTask, num_turns: int) -> LearningTask:
 
 def train(task: LearningTask, acting: NLACConfig, budget: int, interval: int, num_turns: int = 4) -> LearningCurve:
     """
-    Play one episode after the other until the budget of environment steps is spent, and remember. No weights change.
-
-    Args:
-        task ([`LearningTask`]):
-            The task.
-        acting ([`NLACConfig`]):
-            How to sample.
-        budget (`int`):
-            Environment steps to spend.
-        interval (`int`):
-            Environment steps between two evaluations.
-        num_turns (`int`, *optional*, defaults to `4`):
-            Number of turns that are remembered for each kind of task.
+    Play one episode after the other until the budget of environment steps is spent, and remember the last `num_turns`
+    turns of each kind of task. No weights change.
     """
     acting = replace(acting, num_eval_critiques=0)
     accelerator = Accelerator(cpu=acting.use_cpu)

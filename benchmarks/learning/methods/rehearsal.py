@@ -13,17 +13,8 @@ from trl_nlac.types import Prompt, TrainingExample
 
 class Rehearsal:
     """
-    Draw samples of a dataset with the conversational columns `prompt` and `completion`.
-
-    Args:
-        dataset ([`~datasets.Dataset`], *optional*):
-            The samples; without them, or with `ratio=0`, none is drawn.
-        ratio (`float`):
-            Number of samples relative to those of a batch.
-        chat ([`~chat.encoder.ChatEncoder`]):
-            Encodes them.
-        seed (`int`):
-            Seed of the draws.
+    Draw samples of a dataset with the conversational columns `prompt` and `completion`, `ratio` for each of a batch.
+    Without a dataset or a ratio none is drawn.
     """
 
     def __init__(self, dataset: Dataset | None, ratio: float, chat: ChatEncoder, seed: int):

@@ -39,37 +39,11 @@ def train(
     answers_per_state: int = 8,
 ) -> LearningCurve:
     """
-    Train with [`~trl.SFTTrainer`] until the budget of environment steps is spent.
-
-    Args:
-        task ([`LearningTask`]):
-            The task.
-        acting ([`NLACConfig`]):
-            How to sample, the output folder, the device and the precision.
-        budget (`int`):
-            Environment steps to spend.
-        interval (`int`):
-            Environment steps between two evaluations.
-        learning_rate (`float`, *optional*, defaults to `1e-3`):
-            Learning rate of AdamW.
-        episodes_per_iteration (`int`, *optional*, defaults to `32`):
-            Episodes that are played in each iteration.
-        updates_per_iteration (`int`, *optional*, defaults to `4`):
-            Gradient steps after them. Training starts with the first success: rehearsal alone would only narrow
-            exploration.
-        batch_size (`int`, *optional*, defaults to `32`):
-            Transitions of successful episodes in the batch of a gradient step.
-        micro_batch_size (`int`, *optional*):
-            Transitions of a forward pass. If `None`, the whole batch.
-        buffer_size (`int`, *optional*, defaults to `512`):
-            Number of transitions that are kept for each group of tasks, the newest ones.
-        rehearsal_ratio (`float`, *optional*, defaults to `0.5`):
-            Rehearsal samples of a batch, relative to the transitions.
-        anchor_ratio (`float`, *optional*, defaults to `0.5`):
-            Anchors of a batch, relative to the transitions. Anchors are actions of the base model, which keep the
-            policy from collapsing onto its first successes.
-        answers_per_state (`int`, *optional*, defaults to `8`):
-            Number of anchors that the base model generates in each state of the first iteration's episodes.
+    Train with [`~trl.SFTTrainer`] until the budget of environment steps is spent. Training starts with the first
+    success: rehearsal alone would only narrow exploration. The buffer keeps the newest `buffer_size` transitions of
+    each group of tasks. Anchors are actions of the base model, `answers_per_state` in each state of the first
+    iteration's episodes; they keep the policy from collapsing onto its first successes. Ratios are relative to the
+    transitions of a batch.
     """
     args = SFTConfig(
         **trainer_arguments(acting, learning_rate),
@@ -93,9 +67,7 @@ def train(
 
 
 class RFTTrainer(SFTTrainer):
-    """
-    Supervised fine-tuning on the policy's own successes. The arguments are those of [`train`].
-    """
+    """Supervised fine-tuning on the policy's own successes. The arguments are those of [`train`]."""
 
     def __init__(
         self,
