@@ -105,7 +105,6 @@ def _name(function: ast.expr) -> str | None:
 
 
 def place_of(module: str) -> str:
-    """The folder of a module; of one in the root, the module."""
     return module.split(".")[0]
 
 
@@ -141,7 +140,6 @@ def test_imports_follow_the_table():
     [("from trl_nlac import NLACTrainer", set()), ("from trl_nlac.environments import StepResult", {"environments"})],
 )
 def test_the_border(code, own):
-    """Neither the trainer nor who writes an environment loads a module of a wing."""
     run = subprocess.run([sys.executable, "-c", f"{code}\n{LOADED}"], capture_output=True, text=True, check=True)
     lines, *names = run.stdout.splitlines()[-1].split()
     wings = {name.removeprefix("trl_nlac.") for name in names if name.split(".")[1] in WING_NAMES}
@@ -157,7 +155,6 @@ def test_no_two_modules_share_a_name():
 
 
 def test_no_circles():
-    """Also within folders, whose `__init__` only exports."""
     graph = {}
     for path in PACKAGE.rglob("*.py"):
         module = module_of(path)

@@ -67,7 +67,6 @@ class TestNLACConfig:
     )
     @pytest.mark.parametrize("split", [(8, 1), (4, 2), (1, 8)])
     def test_iterations_train_on_each_step_several_times(self, tmp_path, split, options, samples, episodes):
-        """However the batch of 8 is split into micro-batches."""
         sizes = dict(zip(("per_device_train_batch_size", "gradient_accumulation_steps"), split, strict=True))
         config = NLACConfig(str(tmp_path), use_cpu=True, bf16=False, **sizes, **options)
         assert (config.samples_per_iteration, config.episodes_per_iteration) == (samples, episodes)
@@ -89,7 +88,6 @@ class TestNLACConfig:
         assert (config.max_turns, config.single_step) == (1, True)
 
     def test_few_stored_transitions_are_not_sampled_over_and_over(self, tmp_path):
-        """Unless a number of samples was asked for."""
         config = NLACConfig(str(tmp_path), use_cpu=True, bf16=False)
         assert [config.num_samples(stored) for stored in (3, 20, 100)] == [12, 80, 80]
         config.samples_per_iteration = 48

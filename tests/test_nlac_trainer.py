@@ -94,7 +94,6 @@ class TestTraining:
         assert lags[0] == 0 and lags == sorted(lags)
 
     def test_several_updates_on_one_generation(self, tmp_path):
-        """The same examples again, with new priorities."""
         config = {"num_updates_per_generation": 3, "samples_per_iteration": 16, "max_steps": 12, "logging_steps": 1}
         config.update(per_device_train_batch_size=4, gradient_accumulation_steps=2)
         trainer = make_trained(tmp_path, config, RecordingTrainer)
@@ -120,7 +119,6 @@ class TestTraining:
         assert len(logs) == 32 and all(log["critic/loss"] for log in logs)
 
     def test_tokens_and_draws_are_counted(self, tmp_path):
-        """Also in a run that was resumed; evaluation is free."""
         config = {"max_steps": 4, "logging_steps": 1, "save_strategy": "steps", "save_steps": 3, "eval_steps": 2}
         trainers = []
         for name, checkpoint in (("whole", None), ("resumed", str(tmp_path / "whole" / "checkpoint-3"))):
@@ -149,9 +147,6 @@ class TestTraining:
     @pytest.mark.parametrize("bootstrap", ["implicit", "explicit"])
     @pytest.mark.parametrize("trainer_class", [NLACTrainer, StoredActionsTrainer])
     def test_which_role_uses_which_weights(self, tmp_path, trainer_class, bootstrap):
-        """
-        The trained ones act and criticise, the target weights foresee, and the initial ones write targets and refine.
-        """
         config = {"max_steps": 3, "target_update_rate": 0.1, "learning_rate": 1e-2, "bootstrap": bootstrap}
         trainer = make_trainer(tmp_path, config, trainer_class)
         initial = trainer.model.model.norm.weight.detach().clone()
@@ -213,7 +208,6 @@ class TestTraining:
             trainer.evaluate(trainer.train_dataset.select([0]))
 
     def test_an_iteration_with_nothing_to_learn(self, tmp_path):
-        """All answers were cut off, and of the action, an unfinished thought, nothing stays in the conversation."""
         trainer = make_trainer(tmp_path)
         episode = replace(make_episode(1), turns=(Turn(2, 0, "", "unreadable", 0.0),))
         samples, unread = [Sample(Transition(episode, 0), 0, 1.0)] * 8, Answer(Prompt.of([1]), (), "", None)
@@ -227,7 +221,6 @@ class TestTraining:
         assert trainer.loss_guard.num_dropped == 0
 
     def test_where_nothing_but_a_target_could_teach(self, tmp_path):
-        """A transition about which the backup's question is too long is drawn no more."""
         trainer = make_trainer(tmp_path, {"max_prompt_length": 60})
         episode = make_transitions(trainer.roles)[0].episode
         long = replace(episode, turns=(replace(episode.turns[0], next_observation="refused " * 99),))
@@ -262,8 +255,6 @@ class TestTraining:
         assert all(0 <= log["critic/loss"] < 20 for log in trainer.state.log_history if "critic/loss" in log)
 
     def test_single_step(self, tmp_path):
-        """A task of one action: its answers are judged right or wrong by the score."""
-
         class Sum(TextEnvironment):
             def reset(self, request):
                 return request
@@ -281,7 +272,6 @@ class TestTraining:
         assert trainer.state.log_history[0]["critic/format_rate"] == 0
 
     def test_refinement_in_hindsight(self, tmp_path):
-        """Without a critic: the stored action is refined by what followed it, and only the policy is trained."""
         config = {"bootstrap": "monte_carlo", "critic_loss_coef": 0.0}
         trainer = make_trained(tmp_path, {**config, "max_steps": 2, "logging_steps": 1}, RecordingTrainer)
         assert set(chain(*trainer.losses())) == {"policy"}
@@ -291,7 +281,6 @@ class TestTraining:
 
     @pytest.mark.parametrize("is_stored", [False, True], ids=["fresh", "stored"])
     def test_the_refinement_policy_teaches_along_the_action(self, tmp_path, is_stored):
-        """The teacher has read the critique, or the Bellman target of a stored action; the student has not."""
         config = {"policy_loss_type": "distill", "critic_loss_coef": 0.0, "learning_rate": 0.0, "max_steps": 1}
         trainer_class = RecordingOfStored if is_stored else RecordingTrainer
         trainer = make_trainer(tmp_path, {**config, "logging_steps": 1}, trainer_class)
@@ -338,7 +327,6 @@ class TestTraining:
         assert expected > 0
 
     def test_refined_actions_that_do_other_than_told_are_not_learned(self, tmp_path, monkeypatch):
-        """They are still counted."""
         trainer = make_trainer(tmp_path, {"max_steps": 1, "logging_steps": 1}, RecordingTrainer)
         refine, told = trainer._refine, []
 
@@ -375,7 +363,6 @@ class TestTraining:
 
     @pytest.mark.parametrize("coefficient", [1.0, 0.0])
     def test_a_transition_without_a_target_gets_the_lowest_priority(self, tmp_path, coefficient):
-        """No critic loss will lower it. Without a critic, no priority changes."""
         trainer = make_trainer(tmp_path, {"critic_loss_coef": coefficient})
         roles = trainer.roles
         transitions = make_transitions(roles)
@@ -400,7 +387,6 @@ class TestTraining:
         assert log["loss"] == pytest.approx(expected, rel=1e-3)
 
     def test_what_is_played_before_training_starts_are_other_tasks(self, tmp_path):
-        """So that a task that cannot be played does not hold up a run."""
         tasks = Dataset.from_dict({"start": [2] * 20, "fails_at": ["reset"] + [None] * 19})
         config = {"max_steps": 1, "episodes_per_iteration": 1, "shuffle_dataset": False}
         trainer = make_trained(tmp_path, config, train_dataset=tasks, environment_factory=Countdown)

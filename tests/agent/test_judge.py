@@ -102,8 +102,6 @@ def test_no_more_requests_at_a_time_than_allowed():
 
 
 def test_what_cannot_be_judged_fails_alone():
-    """It is no episode with a reward of 0."""
-
     class Ends:
         def reset(self):
             return "begin"
@@ -126,7 +124,6 @@ def test_what_cannot_be_judged_fails_alone():
     [b"<html>busy</html>", b'{"choices": [', b"[]", b'{"choices": []}', b'{"error": {"message": "busy"}}', b"\xff"],
 )
 def test_an_odd_answer_fails_alone(odd):
-    """It is asked for again before."""
     server = ChatServer(lambda messages: odd if "assistant: odd" in messages[-1]["content"] else "Score: 3")
     with server.running() as url:
         judge = JudgeReward(url, "Short answers.", "teacher", max_retries=1)

@@ -111,7 +111,6 @@ def test_server(server):
 
 
 def test_command_line(server, tmp_path):
-    """`trl-nlac evaluate` with a server."""
     command = [sys.executable, "-m", "trl_nlac", "evaluate", TINY_MODEL, "--backend", f"{server.url}/v1"]
     command += ["--environment_factory", "trl_nlac.environments.embedded:demo_environment"]
     command += ["--option", "action_format=text", "max_turns=2", "--json", str(tmp_path / "metrics.json")]

@@ -113,7 +113,6 @@ def play_huge(roles, environment, door):
 
 
 def ask_every_role(roles, transitions, targets_of=("implicit", "explicit", "monte_carlo")):
-    """Ask for targets of every kind, critiques, refined actions in rounds and rewritten thoughts."""
     for bootstrap in targets_of:
         targets = bellman_targets(roles, transitions, bootstrap)
     attempts = sample_attempts(roles, transitions)
@@ -223,8 +222,6 @@ def test_results_of_several_tools_share_the_room(chat):
 
 
 def test_long_histories_are_cut_for_the_critic_too(chat):
-    """The state fits, and the question about it does not: older turns are left out, whole."""
-
     class Corridor:
         def reset(self, number):
             self.turn = 0
@@ -296,8 +293,6 @@ def test_logs_are_shortened_with_a_warning_or_refused(chat, caplog):
 
 
 def test_what_cannot_be_trained_on_is_not_drawn_again(tmp_path):
-    """A task whose prompts are too long for the critic beside one that is short."""
-
     class Tasks:
         def reset(self, number):
             return "baku " * number + "2"

@@ -42,8 +42,6 @@ def with_logprobs(values: Any) -> dict[str, Any]:
 
 
 class Raw:
-    """An answer that is not JSON."""
-
     def __init__(self, body=b"", status=200, kind="application/json", headers=None, missing=0, seconds=0.0):
         self.body, self.status, self.missing, self.seconds = body, status, missing, seconds
         self.headers = {"Content-Type": kind, **(headers or {})}
@@ -214,7 +212,6 @@ def test_judges(name):
 
 
 def test_what_is_merely_unusual(tokenizer):
-    """Descriptions without an owner, lengths that are no numbers, half characters, more tokens than were asked for."""
     models = {"data": [{"id": "other"}, {"id": "me", "max_model_len": "long"}]}
     server = OddServer(choice(text="si\ud800tu", finish_reason=None), models)
     with server.running() as url:

@@ -48,8 +48,6 @@ def pay(**kwargs):
 
 
 class Bomb:
-    """Leaves a mark when it is unpickled."""
-
     def __init__(self, marker: Path):
         self.marker = marker
 
@@ -145,7 +143,6 @@ def test_a_damaged_origin_gives_one_line(downloaded, capsys, text, problem):
 
 
 def test_code_of_a_model_needs_trust(downloaded, marker, capsys):
-    """`auto_map` of a configuration and of a tokenizer, as the Hub has it."""
     config = json.loads((downloaded / "config.json").read_text())
     config |= {"model_type": "mine", "auto_map": {"AutoConfig": "genv.Env", "AutoModelForCausalLM": "genv.Env"}}
     (downloaded / "config.json").write_text(json.dumps(config))
@@ -190,7 +187,6 @@ def test_weights_in_pickles_do_not_run(downloaded, marker, capsys):
     ids=["list", "half", "no text", "deep", "template", "controls"],
 )
 def test_damaged_files_of_a_model_give_one_line(downloaded, marker, capsys, name, content):
-    """Whatever the libraries say that read them."""
     (downloaded / name).write_bytes(content)
     with pytest.raises(CommandError) as error, one_line_errors_of_files("downloaded"):
         NLACAgent.from_pretrained("downloaded", device="cpu")
@@ -240,7 +236,6 @@ def test_damaged_files_of_a_model_give_one_line_in_every_command(downloaded, cap
 
 
 def test_datasets_with_code(downloaded, marker, capsys):
-    """A script, and pickles in an archive."""
     tasks = downloaded / "tasks"
     tasks.mkdir()
     (tasks / "tasks.py").write_text(CODE.format(marker=marker))

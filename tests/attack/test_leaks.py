@@ -92,7 +92,6 @@ DATA = ("nlac/rank_00000/episodes.parquet", "_nlac_tasks.jsonl")
 
 
 def shown(path: Path) -> str:
-    """All that a file holds, in one text."""
     text = path.read_bytes().decode(errors="replace")
     if path.suffix == ".parquet":
         table = pq.read_table(path)
@@ -154,7 +153,6 @@ def test_everything_that_a_run_writes_prints_and_shows(folder, capfd, caplog):
 
 
 def test_options_in_text_and_in_pickles(tmp_path):
-    """Wherever options are shown; copies keep them."""
     given = {
         "hub_token": SECRETS["hub"],
         "model_init_kwargs": {"token": SECRETS["model"], "dtype": "float32"},

@@ -184,8 +184,6 @@ def test_every_answer_is_an_action_or_unreadable(template, name, environment):
 
 
 class WildGenerator(ScriptedGenerator):
-    """Answers as a [`Writer`] does, or soundly in a part of the cases."""
-
     def __init__(self, chat: ChatEncoder, seed: str, sound: str):
         super().__init__(chat, "")
         self.writer = Writer(chat, seed)
@@ -222,7 +220,6 @@ def test_answers_in_every_role(template, options):
 
 
 def test_a_run_of_wild_answers(tmp_path):
-    """From playing to the checkpoint, the log and the tables, and on from there."""
     tokenizer = make_tokenizer("qwen3")
     shape = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 1}
     config = Qwen3Config(**shape, vocab_size=len(tokenizer) + 50, num_key_value_heads=1, head_dim=16)
@@ -262,7 +259,6 @@ TOOL = {"type": "function", "function": {"name": "look", "description": "Look.",
 @pytest.mark.parametrize("length", [100, 600, 1000, 3000])
 @pytest.mark.parametrize("part", ["+1", ".y", "()", " if 1 else 1", "[0]", " and 1", ".y()", "-1"])
 def test_long_expressions(part, length):
-    """Python's own reader and printer of expressions go down by recursion."""
     for text in (f"look(1{part * length})", f"look(x=1{part * length})", f'{{"name": "look", "x": 1{part * length}}}'):
         assert read_calls(text, [TOOL]) is None
 
@@ -276,15 +272,12 @@ def test_nesting_of_calls_is_limited():
 
 @pytest.mark.parametrize("template", [name for name in TEMPLATES if "tool_call" in formats_of(name)])
 class TestAnswers:
-    """Answers that ended a run."""
-
     def read(self, template, token_ids, tools=(TOOL,)):
         roles = make_roles_of(chat_of(template), [token_ids], NLACPrompts(), action_format="tool_call")
         prompt = Prompt.of(chat_of(template).start([{"role": "user", "content": "begin"}], list(tools)), tools)
         return roles.actions.read(prompt, token_ids)
 
     def test_nothing(self, template):
-        """Such as an engine gives where a prompt does not fit into its context."""
         assert self.read(template, []) == ("", None)
 
     def test_several_calls_in_words_where_there_are_no_tools(self, template):

@@ -33,7 +33,6 @@ def only_config(trial: fuzz.Trial, folder: str) -> NLACConfig:
 
 @pytest.fixture(scope="module")
 def of_options() -> dict[fuzz.Trial, fuzz.Result]:
-    """What making the configuration says to each odd value of each option."""
     return {trial: fuzz.try_it(trial, only_config, trains=False) for trial in fuzz.option_trials()}
 
 

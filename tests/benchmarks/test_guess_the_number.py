@@ -36,7 +36,6 @@ def finds(choose, target) -> bool:
 
 
 def test_references():
-    """The solver finds every number with five guesses, not with four; the other success is that of many games."""
     assert all(
         finds(lambda numbers, left: max(NUMBERS, key=lambda guess: num_won_after(guess, numbers, left)), target)
         for target in NUMBERS

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
 
-"""The methods of the learning benchmark, each for a few environment steps."""
-
 import argparse
 import shlex
 import sys
@@ -31,7 +29,6 @@ from trl_nlac.types import Prompt
 
 
 def small_task(name: str, seed: int):
-    """Make a task with few episodes in an evaluation."""
     task = make_task(name, seed)
     instances = {
         name: Instances(chosen.environment_factory, chosen.rows.select(range(0, len(chosen.rows), 16)))
@@ -41,7 +38,6 @@ def small_task(name: str, seed: int):
 
 
 def make_args(tmp_path, **changes):
-    """Return command-line arguments for a cell of ten environment steps."""
     args = dict(budget=10, runs=tmp_path, base_model=None, temperatures=[])
     return argparse.Namespace(**{**args, **changes})
 
@@ -83,7 +79,6 @@ def test_self_distillation_learns_from_refusals(tmp_path):
 
 
 def slowly(*methods: str) -> list:
-    """Methods that other ones are close to."""
     return [pytest.param(method, marks=pytest.mark.slow) for method in methods]
 
 
@@ -219,7 +214,6 @@ class TestCommandLine:
 
 class TestDefaults:
     def test_nlac_is_what_a_user_gets(self, tmp_path):
-        """Nothing is set but the learning rate, lengths, the task, the device, and what keeps a cell small."""
         task = make_task("service_desk_told", 0)
         args = replace(acting_config(task, str(tmp_path), 0), **default_settings(task, "nlac"))
         default = NLACConfig(output_dir=str(tmp_path), max_turns=args.max_turns, use_cpu=True, bf16=False)

@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""What measures systems: each script measures something."""
-
 from argparse import Namespace
 
 from benchmarks.systems import gateway, generation, replay, rollout, target_weights

@@ -54,7 +54,6 @@ def sampled_by_template(chat: ChatEncoder, messages: list[dict], said: dict) -> 
 
 
 def with_thought(chat: ChatEncoder, message: dict, thought: str) -> dict:
-    """Add a thought to a message, where the template reads it."""
     field = chat.template.reasoning_field
     if field in chat.tokenizer.chat_template:
         return message | {field: thought}
@@ -162,7 +161,6 @@ class TestConversations:
 
     @pytest.mark.parametrize("template", TOOL_TEMPLATES)
     def test_a_user_speaks_after_a_result(self, template):
-        """The words are the user's, not a part of the result; as the template shows both after a call."""
         chat = ChatEncoder(make_tokenizer(template))
         messages = [USER, self.call(), {"role": "tool", "name": "route", "content": "refused"}]
         messages += [{"role": "user", "content": text} for text in ("Then claims.", "Hurry!")]
@@ -190,7 +188,6 @@ class TestConversations:
     @pytest.mark.parametrize("template", ["qwen3", "qwen3_5_nothink", "glm4moe"])
     @pytest.mark.parametrize("tag", ["<think>", "</think>"])
     def test_an_argument_that_quotes_a_tag_ends_no_thought(self, template, tag):
-        """The call stays whole in the conversation."""
         chat = ChatEncoder(make_tokenizer(template))
         said = call_message([("route", {"team": f"a {tag} b"})])
         sampled_ids = chat.completion(said)
@@ -218,7 +215,6 @@ class TestConversations:
     @pytest.mark.parametrize("thought", ["It is late.", ""])
     @pytest.mark.parametrize("template", TOOL_TEMPLATES)
     def test_the_agent_sees_what_the_policy_saw(self, template, thought):
-        """Messages of played turns, encoded again, are the recorded tokens, and those of the template."""
         tokenizer = make_tokenizer(template)
         chat = ChatEncoder(tokenizer)
         actions = ActionFormat(chat, "tool_call")
@@ -326,7 +322,6 @@ class TestReasoning:
     @pytest.mark.parametrize("space", ["", " \n  "])
     @pytest.mark.parametrize("template", ["qwen2_5", "qwen3"])
     def test_the_tokens_of_a_part_of_an_answer(self, template, space):
-        """Nothing before or after it, whatever white space the answer begins with."""
         chat = ChatEncoder(make_tokenizer(template))
         answer = sampled(chat, f"{space}Future: it ends.\nOptimality: Yes.")
         text = chat.decode(answer)

@@ -91,7 +91,6 @@ def test_the_checkpoint_of_a_yaml_file(tmp_path):
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    """A user's folder: an environment, tasks and a configuration."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "guess.py").write_text(ENVIRONMENT)
     (tmp_path / "tasks.jsonl").write_text('{"number": 3}\n{"number": 5}\n')
@@ -149,7 +148,6 @@ class TestTrain:
         assert '{"number": 1}' in capsys.readouterr().out  # a task of the run
 
     def test_a_used_folder(self, folder, capsys, monkeypatch):
-        """A second run changes nothing in it, nor does a resume of what has ended. The run can be moved."""
         assert main(["train", "--config", "run.yaml", "--eval_strategy", "no"]) == 0
         before = {path: path.read_bytes() for path in (folder / "run").rglob("*") if path.is_file()}
         assert main(["train", "--config", "run.yaml", "--max_steps", "1", "--environment_kwargs", "{}"]) == 2
@@ -344,7 +342,6 @@ class TestErrors:
         assert "--dataset_name is missing: name the tasks. If the environment has its own, set --max_steps." in error
 
     def test_a_machine_without_a_gpu_hides_no_mistake(self, folder, capsys):
-        """It is the last thing to be said."""
         if torch.accelerator.is_available():
             pytest.skip("this machine has an accelerator")
         write_config(folder, **OPTIONS, use_cpu=None, bf16=None)
@@ -360,7 +357,6 @@ class TestErrors:
             assert message in self.fail(capsys, *words)
 
     def test_known_errors_during_training(self, more, capsys):
-        """With `--debug` they have a traceback."""
         words = ["--environment_factory", "sub/more.py:Twice", "--environment_kwargs", "{}", "--eval_strategy", "no"]
         error = self.fail(capsys, *words)
         assert "None of 8 episodes had a single turn" in error and "reset: ConnectionError: no line. Check" in error
@@ -382,7 +378,6 @@ class TestErrors:
         assert "Traceback" in printed and printed.rstrip().endswith("KeyError: 'nothing'")
 
     def test_debug_of_transformers(self, folder, capsys):
-        """It has an option of this name, with a value."""
         assert "--max_turns" in self.fail(capsys, "--debug", "underflow_overflow", "--max_turns", "0")
 
     def test_memory(self, folder, capsys, monkeypatch):
@@ -442,7 +437,6 @@ def test_objects_of_modules_that_import_lazily():
 
 
 def test_paths_with_an_equals_sign(folder):
-    """It does not make what is before it a name."""
     place = folder / "runs" / "lr=1e-4"
     place.mkdir(parents=True)
     shutil.copyfile("guess.py", place / "game.py")
@@ -550,7 +544,6 @@ def test_a_file_with_the_name_of_a_module_is_refused(folder, capsys):
 
 
 def test_from_logs_alone(folder, run, capsys):
-    """A buffer that was exported trains an agent without an environment."""
     assert main(["buffer", "export", str(run[0] / "checkpoint-2"), "logs.jsonl"]) == 0
     words = ["train", "--model_name_or_path", TINY_MODEL, "--replay_dataset", "logs.jsonl", "--output_dir", "offline"]
     words += ["--use_cpu", "--bf16", "False", "--action_format", "text", "--report_to", "none", "--max_steps", "1"]
@@ -686,7 +679,6 @@ class TestPlay:
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    """A run with a checkpoint."""
     path = tmp_path_factory.mktemp("run")
     trainer = make_trained(path, {"save_strategy": "steps", "save_steps": 2, "max_turns": 2})
     return path, trainer

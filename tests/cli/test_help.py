@@ -65,7 +65,6 @@ def test_commands_that_only_read_files(tmp_path):
 
 
 def test_the_help_of_train_is_that_of_its_options(capsys):
-    """It is made without the parser that reads them."""
     parser = TrainParser()
     with pytest.raises(SystemExit):
         main(["train", "--help"])
@@ -75,7 +74,6 @@ def test_the_help_of_train_is_that_of_its_options(capsys):
 
 
 def test_warnings_have_lines_of_their_own(tmp_path):
-    """Beside a progress bar, without accelerate's prefix, and still there where the bar's line is left out."""
     script = """
 import logging
 from tqdm import tqdm

@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""`trl-nlac preflight`: one iteration before a run."""
-
 import json
 import os
 import subprocess
@@ -21,7 +19,6 @@ def folder(tmp_path, monkeypatch):
 
 
 def preflight(folder, *words, **options) -> int:
-    """Try a run in the rooms."""
     rooms = {"environment_factory": "trl_nlac.environments.embedded:demo_environment"}
     rooms |= {"environment_kwargs": {"world": "rooms", "seed": 0}, "dataset_name": "trl_nlac/recipes/rooms.jsonl"}
     rooms |= {"prompts": "trl_nlac/tiny_model/nlac_prompts.json", "eval_strategy": "no", "max_steps": 40}
@@ -45,7 +42,6 @@ def test_one_iteration_and_nothing_is_left(folder, capsys):
 
 
 def test_a_run_that_cannot_learn(folder, capsys):
-    """Answers that are always cut off."""
     assert preflight(folder, max_completion_length=4) == 2
     captured = capsys.readouterr()
     assert "checks are a no-go" in captured.err
@@ -62,14 +58,12 @@ def test_a_run_that_cannot_learn(folder, capsys):
     ids=str,
 )
 def test_options_that_one_iteration_cannot_have(folder, capsys, options):
-    """It is checked all the same, and nothing is uploaded."""
     words = ["--eval_dataset_name", "trl_nlac/recipes/rooms.jsonl"] if "eval_steps" in options else []
     assert preflight(folder, *words, "--json", "found.json", max_completion_length=4, **options) == 2
     assert json.loads((folder / "found.json").read_text())["metrics"]["completions/clipped_ratio"] > 0
 
 
 def test_an_environment_that_always_fails(folder, capsys):
-    """It says so, with the failure."""
     source = "def make():\n    return Broken()\n\n\n"
     source += "class Broken:\n    def reset(self, **task):\n        return 'go'\n\n"
     source += "    def step(self, action):\n        raise ConnectionError('the shop is shut')\n"

@@ -19,7 +19,6 @@ run = partial(kills.run, save_steps=1, save_total_limit=2, logging_steps=1, eval
 
 
 def assert_whole(checkpoint: Path) -> None:
-    """Every file of this run's checkpoints exists and can be read."""
     names = {path.name for path in checkpoint.rglob("*")}
     needed = "model.safetensors optimizer.pt scheduler.pt rng_state.pth trainer_state.json"
     assert names >= {
@@ -46,7 +45,6 @@ def test_a_checkpoint_that_was_being_replaced_comes_back(tmp_path):
 
 
 def test_what_a_checkpoint_holds(tmp_path):
-    """The package's files have no pickle. With `save_only_model` there is only the model, and no run can resume."""
     assert run(tmp_path, None, max_steps=1, save_only_model=True) == 0
     names = {path.name for path in (tmp_path / "checkpoint-1").iterdir()}
     assert "model.safetensors" in names and not names & {"optimizer.pt", "nlac", *KEPT_WEIGHTS}
@@ -101,7 +99,6 @@ print(f"done {rank}\\n", end="", flush=True)
 
 
 def test_nodes_with_disks_of_their_own(tmp_path):
-    """Training does not start where parts of checkpoints would stay behind; each node can save its own."""
     printed = launch_script(tmp_path, NODES, str(tmp_path))
     for rank in (0, 1):
         assert f"{rank} at step 0: Process 1 does not see" in printed and f"done {rank}" in printed

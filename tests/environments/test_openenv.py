@@ -100,7 +100,6 @@ class Echo(MCPEnvironment):
 
 @contextmanager
 def serving(*app_args, port: int = 0, **app_kwargs):
-    """Serve an environment and return its address."""
     config = uvicorn.Config(create_fastapi_app(*app_args, **app_kwargs), "127.0.0.1", port, log_level="error")
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, daemon=True)
@@ -170,8 +169,6 @@ def test_a_connection_that_is_lost_within_an_episode(kind):
 
 
 class Remembering(GuessingGame):
-    """Answers before it is reset."""
-
     number = 42
 
 
@@ -243,7 +240,6 @@ def to_tool_call(text: str) -> CallToolAction:
 
 
 def read_tool(observation) -> str:
-    """Return a tool's answer. The server gives a plain observation at the start."""
     if not isinstance(observation, CallToolObservation):
         return observation.metadata.get("message", "ready")
     return observation.error.message if observation.error else str(observation.result["content"][0]["text"])

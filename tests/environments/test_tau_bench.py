@@ -79,7 +79,6 @@ def make_environment(server, env_name="retail", task_split="test", **kwargs) -> 
 
 
 def right_actions(task) -> list[str]:
-    """Return actions that solve a task: its calls, the information for the user, and goodbye."""
     calls = [format_tool_call(action.name, action.kwargs) for action in task.actions]
     return [*calls, f"All done. {' '.join(task.outputs)} Goodbye!"]
 

@@ -48,7 +48,6 @@ GAMES = {
 
 
 def play(environment: TextArenaEnvironment, seed: int, actions: list[str]) -> list:
-    """Return observations and rewards."""
     seen = [environment.reset(seed=seed)]
     for action in actions:
         result = environment.step(action)
@@ -60,13 +59,11 @@ def play(environment: TextArenaEnvironment, seed: int, actions: list[str]) -> li
 
 
 def pegs(code: tuple[int, ...], guess: tuple[int, ...]) -> tuple[int, int]:
-    """Return the numbers of black and white pegs, for codes without duplicates."""
     black = sum(a == b for a, b in zip(code, guess, strict=True))
     return black, len(set(code) & set(guess)) - black
 
 
 def hanoi(disks: int, source: str, target: str, other: str) -> list[str]:
-    """Return the shortest solution."""
     if not disks:
         return []
     first, last = hanoi(disks - 1, source, other, target), hanoi(disks - 1, other, target, source)

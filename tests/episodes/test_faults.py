@@ -241,7 +241,6 @@ class TestFaults:
         ids=repr,
     )
     def test_rewards_are_never_invented(self, result, kind, caplog):
-        """A result that is none cuts the episode after the turns before it."""
         answers = {"one": StepResult("go on"), "two": result}
         (episode,) = play([{}], lambda: Answering(answers.get), make_roles(["one", "two"], max_turns=5))
         assert episode.failure.startswith(f"{kind}: ") and len(episode.turns) == 1 and episode.score == 0
@@ -325,8 +324,6 @@ class TestFaults:
         assert len(set(drawn)) == 3  # what environments draw is new every time, too
 
     def test_half_characters(self):
-        """They are not valid text, in observations and in errors."""
-
         class Halves:
             def reset(self, fails):
                 self.fails = fails
@@ -433,7 +430,6 @@ class TestFaults:
         release.set()
 
     def test_functions_that_take_too_long_keep_their_instances(self):
-        """They still read them: other episodes get new ones."""
         release, made = threading.Event(), []
 
         def wait(completions, **kwargs):

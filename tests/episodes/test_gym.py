@@ -43,7 +43,6 @@ class Safe(gymnasium.Env):
 
 
 def make(max_episode_steps: int = 2) -> gymnasium.Env:
-    """Wrap it like `gymnasium.make`, with its checks and its time limit."""
     spec = gymnasium.envs.registration.EnvSpec("Safe-v0", entry_point=Safe, max_episode_steps=max_episode_steps)
     return gymnasium.make(spec)
 

@@ -35,7 +35,6 @@ TIMEOUT = 300  # a process takes long to start on a machine that is busy
 
 @pytest.fixture(scope="module", autouse=True)
 def cluster():
-    """A cluster of several machines, as Ray's own tests make it: all of them are this one."""
     from ray.cluster_utils import Cluster
 
     node = {"num_cpus": 1, "node_ip_address": "127.0.0.1", "object_store_memory": 80 * 2**20}

@@ -12,7 +12,6 @@ def drawn():
 
 
 def test_conversations_come_back_as_they_were(drawn):
-    """Through a buffer, parquet, JSON lines and the datasets for other trainers; or are refused with the reason."""
     report = run(drawn)
     assert report["problems"] == []
     read_ = report["outcomes"]["read"]

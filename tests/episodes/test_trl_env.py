@@ -101,8 +101,6 @@ class TestToolEnvironment:
         assert observation == str({"error": read})
 
     def test_a_tool_that_calls_exit_has_failed(self):
-        """Such as one that runs code of the model."""
-
         def run():
             """Run."""
             raise SystemExit("no more")
@@ -173,8 +171,6 @@ class TestToolEnvironment:
         ids=str,
     )
     def test_tools_that_return_anything(self, returned):
-        """Content blocks are joined; everything else reads as under GRPOTrainer, whose templates print it."""
-
         class Returns(Counter):
             def look(self):
                 """Look."""
@@ -292,7 +288,6 @@ class TestMalformedCalls:
     @pytest.mark.parametrize("action_format", ["react", "text", "tool_call"])
     @pytest.mark.parametrize("kind", MALFORMED)
     def test_none_ends_an_episode(self, kind, action_format):
-        """A call that can be read is made, any other is reported to the policy. Sampled tokens stay as they are."""
         text, is_readable = MALFORMED[kind]
         said, end = (f"Thought: hm\nAction: {act}" if action_format == "react" else act for act in (text, "ten"))
         chat = ChatEncoder(make_tokenizer("qwen2_5"))
@@ -364,7 +359,6 @@ def diaries_of(trainer) -> set[tuple[str, ...]]:
 
 
 def test_the_same_episodes_as_under_grpo(tmp_path):
-    """With the same class, model and greedy sampling, every call, answer and reward is the same."""
     tasks = Dataset.from_list([{"prompt": PROMPT, "request": request} for request in REQUESTS])
     config = dict(use_cpu=True, bf16=False, report_to="none", max_steps=1, top_k=1, per_device_train_batch_size=6)
     grpo = GRPOTrainer(
@@ -427,8 +421,6 @@ def test_environments_may_own_their_data(tmp_path, kind):
 
 
 def test_tools_choose_the_format_of_actions(tmp_path):
-    """Where the template shows tools, actions are its calls; the choice is saved for the agent."""
-
     class Text(TextEnvironment):
         def reset(self):
             return "baku 2"

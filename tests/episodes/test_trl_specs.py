@@ -64,7 +64,6 @@ class ShortHarness(LocalHarness):
 
 @pytest.fixture
 def suite(tmp_path) -> Path:
-    """Two tasks in Harbor's form."""
     for name, expected in (("a", "4"), ("b", "9")):
         folder = tmp_path / "tasks" / name
         folder.mkdir(parents=True)
@@ -121,7 +120,6 @@ def ending_when_finished(factory):
 
 @pytest.fixture(scope="module")
 def url():
-    """OpenReward's own server, on a free port."""
     environments = pytest.importorskip("openreward.environments")
     uvicorn = pytest.importorskip("uvicorn")
     from pydantic import BaseModel
@@ -166,8 +164,6 @@ def url():
 
 
 class TestOpenReward:
-    """With OpenReward's own server on this machine. Its package wants older versions of others than ours."""
-
     def test_plays_with_the_adapter(self, url):
         spec = OpenRewardSpec(url)
         factory, answers = ending_when_finished(spec.environment_factory), [call("guess", number=i) for i in (3, 5)]

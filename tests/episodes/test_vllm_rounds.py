@@ -22,7 +22,6 @@ def server(tmp_path_factory):
 
 @pytest.mark.parametrize("adapters", [True, False])  # full weights replace the server's base model
 def test_async_rollouts(server, tmp_path, adapters):
-    """Staleness is bounded, every episode is stored, and the same seed gives the same run."""
     lora = LoraConfig(r=4, lora_alpha=64, target_modules="all-linear") if adapters else None
     runs = []
     for name in ("first", "second"):

@@ -41,7 +41,6 @@ class TestEvaluation:
                 trainer.evaluate(rows)
 
     def test_metrics_of_training_stay(self, tmp_path):
-        """Those of episodes that were played beside it, for example."""
         trainer = make_trainer(tmp_path, {"num_eval_episodes": 2}, eval_dataset=TASKS)
         trainer.roles.tally.metrics["policy/format_rate"] += [1.0, 0.0]
         trainer.evaluate()

@@ -88,7 +88,6 @@ except ValueError as error:
 
 
 def run(script: str) -> str:
-    """Run a script in a separate process."""
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
     done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
@@ -111,7 +110,6 @@ def test_parameters_on_disks_are_refused():
 
 
 def stand_in(parallelism: ParallelismConfig | None) -> SimpleNamespace:
-    """An accelerator as it would be under FSDP2 with this `parallelism_config`."""
     state = SimpleNamespace(deepspeed_plugin=None)
     return SimpleNamespace(
         parallelism_config=parallelism, distributed_type=DistributedType.FSDP, is_fsdp2=True, state=state

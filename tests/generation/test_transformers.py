@@ -94,7 +94,6 @@ class TestTransformersGenerator:
             assert (observed - expected).abs().sum() < 0.06
 
     def test_every_token_is_drawn_anew(self, model, tokenizer):
-        """Among tokens that are all as likely, the second is another one than the first."""
         generator = make_generator(tokenizer)
         with generator.session(model):
             prompts = make_prompts(tokenizer)[:1] * 32
@@ -229,7 +228,6 @@ CONFIGS = {
 
 
 def make_model(kind):
-    """Make a model with random weights, or the tiny one."""
     set_seed(0)
     if kind not in CONFIGS:
         return AutoModelForCausalLM.from_pretrained(TINY_MODEL, dtype=torch.bfloat16 if kind == "bfloat16" else None)
@@ -237,7 +235,6 @@ def make_model(kind):
 
 
 def converse(generator, model, temperature):
-    """Ask about conversations that share beginnings, continue them twice, and score two verdicts of each."""
     rng = random.Random(0)
 
     def words(number):
@@ -260,7 +257,6 @@ def converse(generator, model, temperature):
 
 @contextmanager
 def counted(model):
-    """Count the tokens that a model is fed, without padding, and its forward passes."""
     fed = []
     hook = model.register_forward_pre_hook(
         lambda _, args, kwargs: fed.append(int((kwargs["input_ids"] != 0).sum())), with_kwargs=True
@@ -462,7 +458,6 @@ def test_a_compiled_model_reads_and_generates_the_same(model, tokenizer):
 
 @pytest.mark.skipif(not hasattr(PreTrainedModel, "activation_checkpointing_enable"), reason="needs transformers 5.24")
 def test_layers_are_recomputed_after_a_session_as_before(tmp_path):
-    """Every second one, and a training pass gets no option that is about layers."""
     kwargs = {"use_reentrant": False, "every_n_layers": 2}
     trainer = make_trained(tmp_path, {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": kwargs})
     layers = trainer.model.model.layers

@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""The package on devices that are not the CPU."""
-
 import gc
 
 import pytest
@@ -62,7 +60,6 @@ RUNS = {
 
 
 def train(output_dir, name: str, device: torch.device | None, **options):
-    """Train on a device, or on the CPU."""
     config = {**SHORT, **RUNS[name], **options}
     lora = LORA if name == "lora" else None
     if device is None:
@@ -169,7 +166,6 @@ def test_evaluation(tmp_path):
 
 
 def test_agent():
-    """Acts, refines, judges candidates; on whichever device it is put."""
     options = {"action_format": "text", "max_completion_length": 20, "prompts": COMPACT_PROMPTS}
     said = []
     for device in ("cpu", OTHER):
@@ -208,7 +204,6 @@ SAMPLINGS = {
 
 @pytest.mark.parametrize("name", SAMPLINGS)
 def test_generation_and_scores(models, name):
-    """The same tokens, also where the cache knows prefixes; and the same likelihoods."""
     found = []
     for model in models:
         generator = make_generator()
@@ -278,7 +273,6 @@ def deterministic():
 
 
 def test_full_determinism(tmp_path, flexes, deterministic):
-    """Nothing that CUDA refuses with `full_determinism` is computed."""
     torch.use_deterministic_algorithms(False)  # the option does it
     trainer = train(tmp_path, "distill", DEVICE, full_determinism=True, max_steps=1, top_p=0.9)
     assert len(losses(trainer)) == 1 and torch.are_deterministic_algorithms_enabled()

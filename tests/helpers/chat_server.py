@@ -13,7 +13,6 @@ __all__ = ["ChatServer", "answers_at_a_time"]
 
 
 def answers_at_a_time(number: int, text: str) -> Callable[[list[dict]], str]:
-    """Return what answers with a text, or with a complaint where more than a number of requests are open."""
     places = threading.Semaphore(number)
 
     def answer(messages: list[dict]) -> str:

@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Configuration files of the command line."""
-
 from pathlib import Path
 
 import yaml

@@ -35,7 +35,6 @@ class HubServer:
         return self
 
     def variables(self, home: Path) -> dict[str, str]:
-        """Variables of a process that has this as its Hub."""
         return {
             "HF_ENDPOINT": self.url,
             "HF_HUB_OFFLINE": "0",

@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Start a script in several processes, by default in two."""
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Helpers for tests of the method: transitions of a small service desk, and prompts of scripted roles."""
-
 from trl_nlac.environments import ServiceDesk
 from trl_nlac.environments.embedded import make_environment
 from trl_nlac.episodes.recorder import replay_actions

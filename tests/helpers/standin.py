@@ -146,7 +146,6 @@ def _held(value: torch.Tensor) -> torch.Tensor:
 
 
 def _tensors(values: Iterable[Any]) -> Iterator[torch.Tensor]:
-    """List the tensors of arguments: PyTorch's computations take tensors and sequences of them."""
     for value in values:
         if isinstance(value, torch.Tensor):
             yield value
@@ -155,7 +154,6 @@ def _tensors(values: Iterable[Any]) -> Iterator[torch.Tensor]:
 
 
 def _map(function: Callable[[torch.Tensor], torch.Tensor], value: Any) -> Any:
-    """Apply a function to the tensors of a value."""
     if isinstance(value, torch.Tensor):
         return function(value)
     if isinstance(value, list | tuple):
@@ -165,7 +163,6 @@ def _map(function: Callable[[torch.Tensor], torch.Tensor], value: Any) -> Any:
 
 
 def _device(device: torch.device | str | None) -> torch.device | None:
-    """Return the stand-in device that is meant; `None` for the CPU."""
     device = torch.device("cpu" if device is None else device)
     if device.type != NAME:
         return None
@@ -267,8 +264,6 @@ def _copy_from(source: torch.Tensor, target: torch.Tensor, non_blocking: bool = 
 
 
 class _Module:
-    """`torch.standin`."""
-
     _device = 0
 
     def is_available(self) -> bool:

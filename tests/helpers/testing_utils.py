@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Helpers that several tests share."""
-
 import gc
 import os
 import re
@@ -74,7 +72,6 @@ class RecordingTrainer(NLACTrainer):
         return super().compute_loss(model, inputs, *args, **kwargs)
 
     def losses(self) -> list[list[str]]:
-        """Return the losses of the examples of each micro-batch, by name."""
         return [[example.loss for example in batch.examples] for batch in self.micro_batches]
 
 
@@ -93,7 +90,6 @@ def make_trainer(
 
 
 def make_trained(output_dir, *args, **kwargs) -> NLACTrainer:
-    """Make a trainer as `make_trainer` does, and train."""
     trainer = make_trainer(output_dir, *args, **kwargs)
     trainer.train()
     return trainer
@@ -206,12 +202,10 @@ class ScriptedGenerator(StubGenerator):
         return completions
 
     def split(self, prompt: list[int]) -> tuple[list[int], list[int]]:
-        """Split a prompt from the beginning of a critique."""
         begun = next((begun for begun in self.begun if prompt[-len(begun) :] == begun), [])
         return prompt[: len(prompt) - len(begun)], begun
 
     def score(self, prompts, completions) -> list[float]:
-        """Score a "Yes" one nat above everything else."""
         return [float("yes" in self.chat.decode(token_ids).lower()) for token_ids in completions]
 
     def _completion(self, answer: str | list[int] | Completion, begun: list[int] = ()) -> Completion:
@@ -250,7 +244,6 @@ def play(
 
 
 def read_logs(dataset: Dataset, roles: Roles, *args, **kwargs) -> list[Episode]:
-    """Read logged conversations with the format and the prompts of roles."""
     return episodes_from_logs(dataset, roles.actions, roles.prompts, *args, **kwargs)
 
 

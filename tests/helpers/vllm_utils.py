@@ -175,7 +175,6 @@ def assert_own_answers(trainer: NLACTrainer, scorer: TransformersGenerator) -> N
 
 
 def run(script: Path, *arguments: str, processes: int = 1) -> str:
-    """Run a script and return its output."""
     path = os.pathsep.join(map(str, Path(__file__).parents[1:3]))
     environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"] if processes > 1 else []

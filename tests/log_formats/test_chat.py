@@ -17,7 +17,6 @@ def no_buffer(path):
 
 
 def read(folder, *lines, outcome: str | None = None) -> LoggedConversations:
-    """Read lines: values are written as JSON, text as it is."""
     texts = [line if isinstance(line, str) else json.dumps(line) for line in lines]
     (folder / "logs.jsonl").write_text("\n".join(texts))
     return read_logs([folder / "logs.jsonl"], no_buffer, outcome)
@@ -104,7 +103,6 @@ class TestConversations:
         assert found.notes == {"a `response` beside `messages` is left out: it is not an object with `choices`": 1}
 
     def test_interfaces_of_other_years(self, tmp_path):
-        """Functions in place of tools, instructions of the developer, and an assistant that greets."""
         old = {"role": "assistant", "content": None, "function_call": {"name": "get_order", "arguments": "{}"}}
         messages = [
             *({"role": "system", "content": "One."}, {"role": "developer", "content": "Two."}),
@@ -128,7 +126,6 @@ class TestConversations:
 
 class TestRequests:
     def test_become_conversations(self, tmp_path):
-        """Two runs at once, whose answers have other ids and spaces where they come back."""
         called = {**CALLED, "content": "Let me see. \n"}
         again = {
             **{**CALLED, "content": "Let me see."},
@@ -161,7 +158,6 @@ class TestRequests:
         assert found.unreadable == {"it has no outcome": 1} and list(found.notes.values()) == [2]
 
     def test_several_outcomes_of_a_session(self, tmp_path):
-        """Each task has its own. One that has none cannot have that of another."""
         asked = [[{"role": "user", "content": f"task {name}"}] for name in "ABC"]
         given = ({"reward": 1}, {"reward": 0}, {})
         found = read(
@@ -265,8 +261,6 @@ class TestFiles:
 
 
 def test_runs_side_by_side_without_an_id():
-    """They begin alike, and their outcomes tell them apart."""
-
     def run(reward: float, *texts: str) -> list[dict]:
         said = [{"role": ("user", "assistant")[i % 2], "content": text} for i, text in enumerate(texts)]
         return [

@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Chains of questions about transitions."""
-
 import threading
 
 import pytest
@@ -58,7 +56,6 @@ def refine(roles, transitions):
 
 
 def test_a_slow_answer_holds_up_no_other_chain(roles):
-    """The action in the first state is there only after the second state's was criticised and refined."""
     first, second = make_transitions(roles)
     states = [roles.chat.tokenizer.decode(t.state.ids) for t in (first, second)]
     roles.generator.slow, roles.generator.last = states[0], "Revise?<|end|>"
@@ -69,7 +66,6 @@ def test_a_slow_answer_holds_up_no_other_chain(roles):
 
 
 def test_answers_depend_on_the_seed_alone(roles):
-    """Whichever thread asks first."""
     transitions, seeds = make_transitions(roles), []
     states = [roles.chat.tokenizer.decode(t.state.ids) for t in transitions]
     for slow in ("", states[0], states[1]):

@@ -28,7 +28,6 @@ class TestTargetWeights:
         assert target.distance(model) == pytest.approx(((own - average).norm() / average.norm()).item())
 
     def test_distance_from_zero(self):
-        """At which the trained weights of many adapters begin."""
         model = make_model()
         nn.utils.vector_to_parameters(torch.zeros(90), model.parameters())
         target = TargetWeights(model, update_rate=0.1)

@@ -72,7 +72,6 @@ class TestAudit:
         assert pd.isna(rows[1]["critic_loss"]) and pd.isna(rows[0]["critique"])
 
     def test_losses_of_a_transition_that_was_drawn_twice(self, tmp_path):
-        """Only the first is audited; the example of the second is shorter, and trained on before. A run resumes."""
         trail = AuditTrail(tmp_path, process=0)
         critique = Critique("seen 1", True)
         target = Answer(Prompt.of([1]), (9,), "Future: seen 1", critique)
@@ -103,7 +102,6 @@ class TestAudit:
         assert json.loads(row["task"]) == {"note": 'say "hi" then password="<hidden>" ok'}
 
     def test_a_write_costs_the_same_after_many(self, tmp_path, monkeypatch):
-        """Sizes of files are read once, where a run is resumed."""
         monkeypatch.setattr(audit, "MAX_ROWS", 50)
         first = write_one(AuditTrail(tmp_path, process=0), range(1, 40))
         assert len(first) == 39
@@ -115,21 +113,18 @@ class TestAudit:
         assert names == [f"audit_{step:05d}_process0.parquet" for step in range(30, 80)]
 
     def test_the_end_within_an_iteration(self, tmp_path):
-        """Rows of the last iteration are written, too, with the losses that there are."""
         config = {**CONFIG, "audit_samples": 8, "samples_per_iteration": 8, "max_steps": 3}
         make_trainer(tmp_path, config).train()
         rows = read(tmp_path / "_audit" / "audit_00003_process0.parquet")
         assert len(rows) == 8 and set(rows["step"]) == {2} and 0 < rows["critic_loss"].notna().sum() < 8
 
     def test_the_end_at_the_step_of_a_log(self, tmp_path):
-        """The last log has written the iterations that were finished: the file keeps them."""
         config = {**CONFIG, "audit_samples": 3, "samples_per_iteration": 12, "max_steps": 5, "logging_steps": 5}
         make_trainer(tmp_path, config).train()
         assert list(read(tmp_path / "_audit" / "audit_00005_process0.parquet")["step"]) == [0] * 3 + [3] * 3
 
 
 def write_one(trail: AuditTrail, steps: range) -> list[str]:
-    """Write a row at each of the steps; returns the names of all files."""
     target = Answer(Prompt.of([1]), (), "Future: seen 1", Critique("seen 1", True))
     for step in steps:
         samples = [Sample(Transition(make_episode(num_turns=1), 0), 6, 0.5)]
@@ -142,7 +137,6 @@ def write_one(trail: AuditTrail, steps: range) -> list[str]:
 def losses(
     transition_ids: list[int | None], names: list[str], weights: list[float]
 ) -> tuple[list[TrainingExample], torch.Tensor]:
-    """Make the examples of a micro-batch whose losses count up from zero."""
     examples = [
         TrainingExample(name, Prompt.of([1]), (2,), weight, transition_id)
         for transition_id, name, weight in zip(transition_ids, names, weights, strict=True)

@@ -57,8 +57,6 @@ class TestEpisodes:
         assert "Step 2" in capsys.readouterr().out
 
     def test_what_parquet_cannot_hold_is_text(self, tmp_path):
-        """Objects without entries, and a reward whose function's name looks like that of a secret."""
-
         def correct_password(completions, log_extra, **kwargs):
             log_extra("empty", [{} for _ in completions])
             log_extra("nested", [{"a": [{}]} for _ in completions])
@@ -72,8 +70,6 @@ class TestEpisodes:
         assert list(rows["password"]) == ["<hidden>"] * 4 and list(rows["rewards/correct_password"]) == [0.5] * 4
 
     def test_half_a_character(self, tmp_path):
-        """As a function can have read it from JSON. No file can hold it."""
-
         def note(completions, log_extra, **kwargs):
             log_extra("found", [{"text": ["\ud83d"]} for _ in completions])
             log_extra("whole", ["\ud83d\ude00" for _ in completions])
@@ -85,8 +81,6 @@ class TestEpisodes:
         assert all("\\ud83d" in found for found in rows["found"]) and list(rows["whole"]) == ["\U0001f600"] * 4
 
     def test_a_task_with_secrets_is_json(self, tmp_path):
-        """Also where a secret stands between quotes, of which a pass over the JSON would take one."""
-
         class Login:
             def __str__(self):
                 return 'password="hunter2"'

@@ -21,7 +21,6 @@ from trl_nlac.records import hub as hub_module
 
 
 def run(server: HubServer, script: str, home: Path) -> str:
-    """Run a script in a separate process, with the stand-in as its Hub."""
     environment = {
         **os.environ,
         **server.variables(home),
@@ -34,7 +33,6 @@ def run(server: HubServer, script: str, home: Path) -> str:
 
 @pytest.fixture(scope="module")
 def hub(tmp_path_factory):
-    """A Hub after a run that pushed its model, checkpoints, episodes and replay buffer."""
     home = tmp_path_factory.mktemp("hub")
     with HubServer() as server:
         script = f"""
@@ -104,7 +102,6 @@ class TestPush:
 
 
 def test_agent_from_the_hub(hub, tmp_path):
-    """All roles are restored, with their prompts and options."""
     script = """
 import json
 from trl_nlac import NLACAgent
@@ -118,7 +115,6 @@ print(json.dumps([turn.action, *options, agent.roles.prompts.critique]))
 
 
 def test_evaluations_on_named_datasets(tmp_path, capsys):
-    """Each has its rows in the card and in the printed summary."""
     config = {"max_steps": 2, "max_turns": 2, "eval_strategy": "steps", "eval_steps": 1}
     datasets = {"easy": TASKS.select([0]), "very_hard": TASKS.select([1])}
     trainer = make_trained(tmp_path, config, eval_dataset=datasets)
@@ -133,7 +129,6 @@ def test_evaluations_on_named_datasets(tmp_path, capsys):
 
 
 def test_evaluations_in_which_nothing_was_played(tmp_path, capsys):
-    """The environment failed in every episode: there is no success rate, and no error."""
     trainer = make_trainer(tmp_path)
     trainer.state.log_history = [{"step": 1, "eval_environment/failure_rate": 1.0, "eval_environment/steps": 4}]
     trainer.create_model_card()
@@ -157,7 +152,6 @@ def test_card_of_a_local_run_without_evaluation(tmp_path):
 
 
 def test_the_card_links_the_trackers_as_trl_does(tmp_path, monkeypatch):
-    """Of the run under way; a tag of Trackio that the model had is of another run."""
     trainer = make_trainer(tmp_path)
     trainer.create_model_card(tags=["trackio:https://old.hf.space"])
     card = ModelCard.load(tmp_path / "README.md")

@@ -24,7 +24,6 @@ LINES = [
 
 
 def page_of(run, caplog) -> tuple[str, dict]:
-    """Return text and data of the page."""
     with caplog.at_level(logging.WARNING):
         text = write_report(run).read_text(encoding="utf-8")
     data = text.split('<script type="application/json" id="data">')[1].split("</script>")[0]
@@ -52,8 +51,6 @@ def flip_pages(path):
 
 
 def rewrite(**columns):
-    """Change columns of a file to other values for all rows, or leave them out."""
-
     def change(path):
         table = pq.read_table(path)
         for name, values in columns.items():
@@ -138,7 +135,6 @@ def test_damaged_files_beside_the_model(tmp_path, caplog, name, content):
 
 
 def test_names_of_evaluations_with_a_slash(tmp_path, caplog):
-    """Also beside one that looks like its file."""
     for name in ("eval_org/held out", "eval_50%", "eval"):
         write_episodes(tmp_path, [make_row(prompt=name)], kind=name)
     write_log(tmp_path, [{"step": 1, "eval_org/held out_episode/success_rate": 0.5}])

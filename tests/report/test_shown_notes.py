@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""The settings and warnings of a run: as it writes them, and as the report shows them."""
-
 import json
 import logging
 

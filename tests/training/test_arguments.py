@@ -41,7 +41,6 @@ def make(tmp_path, **kwargs) -> NLACTrainer:
 
 @pytest.fixture
 def reward_model(tmp_path) -> str:
-    """A folder with a reward model, drawn at random."""
     folder = str(tmp_path / "reward-model")
     config = AutoConfig.from_pretrained(TINY_MODEL, num_labels=1)
     torch.manual_seed(0)
@@ -85,7 +84,6 @@ class TestPrompts:
 
     @pytest.mark.parametrize("prompt", ["win", [{"role": "user", "content": "win"}]], ids=["text", "messages"])
     def test_functions_get_text_where_prompts_are_text(self, tmp_path, prompt):
-        """As from TRL: a length would be that of a list otherwise. Reward models read both."""
         seen: list[tuple] = []
 
         def note(prompts, completions, **kwargs):
@@ -128,7 +126,6 @@ def test_options_without_a_use_are_named(tmp_path, caplog):
 
 
 def test_an_optimizer_that_averages_by_itself_is_refused(tmp_path):
-    """It would be evaluated and saved with the weights at which it takes gradients."""
     with pytest.raises(ValueError, match="`optim='schedule_free_adamw'` takes gradients at other weights"):
         make(tmp_path, reward_funcs=length, args=make_config(tmp_path, optim="schedule_free_adamw"))
 

@@ -59,7 +59,6 @@ class Poison:
 @pytest.mark.parametrize("value", [torch.nan, torch.inf])
 @pytest.mark.parametrize("loss_type", ["sampled", "distill"])
 def test_the_rest_of_the_batch_is_trained_on(tmp_path, caplog, value, loss_type):
-    """The gradient is that of the batch without the example."""
     trainer = make_trained(tmp_path, {**CONFIG, "policy_loss_type": loss_type}, RecordingTrainer)
     inputs = trainer.micro_batches[-1]
     row = int((inputs.loss_ids == 0).nonzero()[1, 0])
@@ -212,8 +211,6 @@ class TestGradients:
 class TestFailureRate:
     def test_a_broken_environment_stops_the_run_with_a_checkpoint(self, tmp_path):
         class Worse:
-            """Fails from the 41st episode on, at the second action."""
-
             episodes = 0
 
             def reset(self, start):
@@ -251,7 +248,6 @@ class TestFailureRate:
         assert len(resumed.replay.episodes) == 100 + 2 * 20
 
     def test_failures_are_counted_once(self, tmp_path):
-        """Also by a trainer that resumes its own run."""
         config = {"max_steps": 1, "episodes_per_iteration": 12, "save_strategy": "steps", "save_steps": 1}
         trainer = make_trained(tmp_path, config)
         trainer.args.max_steps = 2
@@ -286,8 +282,6 @@ def test_stops_where_nothing_is_played(empty, stops):
 
 
 class TestIdle:
-    """Answers that are always cut off are never trained on."""
-
     CONFIG = {**CONFIG, "max_steps": 20, "max_completion_length": 2}
 
     @pytest.fixture(autouse=True)
@@ -312,7 +306,6 @@ class TestIdle:
         assert resumed.state.log_history[-2]["critic/num_examples"] > 0
 
     def test_one_loss_is_enough(self, tmp_path, caplog):
-        """A warning says once that the other one has no examples."""
         config = {"role_sampling": {"critic": {"max_tokens": 2}}, "max_completion_length": 96}
         trainer = make_trained(tmp_path, {**self.CONFIG, **config, "max_steps": 5})
         assert caplog.text.count("The policy loss had no example in 3 consecutive iterations") == 1

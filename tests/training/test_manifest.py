@@ -12,7 +12,6 @@ from trl_nlac.types import RunRefused
 
 @pytest.fixture
 def checkpoint(tmp_path) -> Path:
-    """The third of three checkpoints, with files of two processes."""
     for step in (2, 4, 10):
         folder = tmp_path / f"checkpoint-{step}"
         for rank in range(2):

@@ -36,7 +36,6 @@ ADAPTER = LoraConfig(r=2, target_modules=["q_proj"], task_type="CAUSAL_LM")
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory) -> Path:
-    """A run that has ended. Tests do not change it."""
     folder = tmp_path_factory.mktemp("finished") / "run"
     trainer = make_trained(folder, CONFIG)
     trainer.save_model()
@@ -91,7 +90,6 @@ class TestSecondRun:
         assert (aside / "completions" / "completions_00001.parquet").exists()
 
     def test_overwriting_moves_everything_aside(self, finished, tmp_path):
-        """Checkpoints and the model, too; what is not of a run stays."""
         run = copied(finished, tmp_path / "run")
         (run / "notes.txt").write_text("mine")
         make_trainer(run, {**CONFIG, "max_steps": 1, "overwrite_output_dir": True}).train()
@@ -104,7 +102,6 @@ class TestSecondRun:
         assert steps == [1, 1]
 
     def test_the_folder_of_a_model(self, tmp_path):
-        """`save_model` would write over it."""
         model = copied(Path(TINY_MODEL), tmp_path / "model")
         before = contents(model)
         with pytest.raises(RunRefused, match=r"has a model already, see model.safetensors: .*overwrite_output_dir"):
@@ -112,7 +109,6 @@ class TestSecondRun:
         assert contents(model) == before
 
     def test_at_the_same_time(self, tmp_path):
-        """Another process trains there now; nothing of its folder changes, not even an unfinished checkpoint."""
         context = multiprocessing.get_context("fork")
         ready, end = context.Event(), context.Event()
         other = context.Process(target=hold, args=(tmp_path, ready, end))
@@ -135,7 +131,6 @@ def hold(folder: Path, ready, end) -> None:
 
 
 def test_an_evaluation_in_the_folder_of_another_run(tmp_path, caplog):
-    """It would write over that of the same step."""
     config = {**CONFIG, "max_steps": 1, "eval_on_start": True, "eval_strategy": "steps", "eval_steps": 1}
     trainer = make_trained(tmp_path, config, eval_dataset=TASKS.select([0, 1]))
     before = contents(tmp_path)
@@ -149,7 +144,6 @@ def test_an_evaluation_in_the_folder_of_another_run(tmp_path, caplog):
 
 
 def test_without_logs_episodes_are_written_down_all_the_same(tmp_path):
-    """And nothing piles up, in memory or in checkpoints."""
     trainer = make_trained(tmp_path, {**CONFIG, "logging_strategy": "no"})
     found = sorted(path.name for path in (tmp_path / "completions").iterdir())
     assert found == [f"completions_0000{step}.parquet" for step in (0, 1, 2)]
@@ -158,7 +152,6 @@ def test_without_logs_episodes_are_written_down_all_the_same(tmp_path):
 
 
 def test_a_run_from_the_start_after_an_error(tmp_path):
-    """It does not go on with what the other one had begun."""
     trainer = make_trainer(tmp_path, {**CONFIG, "save_strategy": "no", "samples_per_iteration": 8})
     iterate, prepare, iterations = trainer._iteration, trainer._prepare_inputs, []
     trainer._iteration = lambda tasks: iterations.append(trainer.state.global_step) or iterate(tasks)

@@ -18,8 +18,6 @@ EVERY_STEP = {"eval_strategy": "steps", "eval_steps": 1, "save_strategy": "steps
 
 
 class Outage(TrainerCallback):
-    """Takes environments down after step 2, for its evaluation."""
-
     def __init__(self, environment_class: type):
         self.environment_class = environment_class
 
@@ -68,7 +66,6 @@ class TestSaving:
         assert trainer.state.global_step == 2 and "scaler.pt" in caplog.text and "fp16=False" in caplog.text
 
     def test_the_best_checkpoint_is_by_success(self, tmp_path):
-        """Unless a metric is named. With several datasets one has to be."""
         config = {**EVERY_STEP, "max_steps": 2, "max_turns": 2, "load_best_model_at_end": True}
         trainer = make_trained(tmp_path, config, eval_dataset=TASKS.select([0]))
         metric = "eval_episode/success_rate"
@@ -83,8 +80,6 @@ class TestSaving:
                 make_trainer(tmp_path / "loss", {**config, "metric_for_best_model": loss}, eval_dataset=several)
 
     def test_an_outage_costs_no_patience(self, tmp_path, caplog):
-        """What is not compared is no evaluation without an improvement."""
-
         class Desk:
             is_down, resets = False, 0
 
@@ -123,7 +118,6 @@ class TestSaving:
         assert uploads == ["Model save", "Model save"]
 
     def test_a_history_keeps_the_evaluation_before_training(self, tmp_path):
-        """Of which the model card tells, as the log of the run does."""
         trainer = make_trainer(tmp_path, {"max_steps": 1}, eval_dataset=TASKS.select([0]))
         trainer.evaluate()
         trainer.create_model_card()
@@ -138,8 +132,6 @@ class TestSaving:
 
     @pytest.mark.parametrize("failing", ["reset", "step"])
     def test_an_evaluation_in_which_environments_fail(self, tmp_path, caplog, failing):
-        """It is no best one, also where the metric cannot be known, and the run goes on."""
-
         class Desk:
             is_down = False
 
@@ -171,8 +163,6 @@ class TestSaving:
         assert "at step 2 is not compared with others: the environment failed in 100% of its" in caplog.text
 
     def test_a_wrong_clock(self, tmp_path):
-        """The checkpoint of the first steps is deleted, not that of an earlier time."""
-
         class Ahead(TrainerCallback):
             def on_save(self, args, state, control, **kwargs):
                 if state.global_step == 1:
@@ -183,7 +173,6 @@ class TestSaving:
         assert [path.name for path in tmp_path.glob("checkpoint-*")] == ["checkpoint-3"]
 
     def test_the_best_checkpoint_of_a_moved_run(self, tmp_path):
-        """It is kept, and loaded at the end, where it is now."""
         config = {
             **{
                 "max_steps": 2,

@@ -14,7 +14,6 @@ WARNING = "Over 10 optimizer steps"
 
 
 def train(rates: list[float], dtype: torch.dtype = torch.float32, is_trained: bool = True) -> bool:
-    """Train a small model with AdamW at these learning rates; returns whether the callback warned."""
     PartialState(cpu=True)
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 64))

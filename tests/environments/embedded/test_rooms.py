@@ -58,7 +58,6 @@ class TestRooms:
         assert 0 < world.action_value(room, 4, door) < 1
 
     def test_houses_with_slips(self):
-        """They are those without; each episode has slips of its own, which its seed decides."""
         plain, world = RoomsWorld.from_seed(0), RoomsWorld.from_seed(0, slip=0.3)
         assert world.doors == plain.doors and world.slip == 0.3
         assert min(world.value(room, 4) for room in world.rooms) < 0.99

@@ -123,7 +123,6 @@ class TestDialogues:
                 assert all(re.search(rf"\b{value}\b", dialogue.advice) for value in changed)
 
     def test_samples_leak_nothing(self):
-        """Those of the policy, the critic and the successor model are of the known desk alone."""
         own = set(make_tasks("support_desk", 0)[1]["request"])
         for row in make_role_samples("support_desk", size=300):
             is_of_any_desk = row["prompt"][-1]["content"].endswith((SUPPORT_PROMPTS.backup, SUPPORT_PROMPTS.refine))
