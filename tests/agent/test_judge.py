@@ -144,9 +144,7 @@ def test_a_server_need_not_count_tokens(usage, tokens):
 
 
 def test_a_server_that_is_gone():
-    judge = JudgeReward(
-        "http://127.0.0.1:9/v1", "Short answers.", "teacher", max_retries=0, api_key="sk-1234567890abcdefgh"
-    )
+    judge = JudgeReward("http://127.0.0.1:9/v1", "Be short", "teacher", max_retries=0, api_key="sk-1234567890abcdefgh")
     (failure,) = finish(judge([STATE], [said("ab")]))
     assert isinstance(failure, EnvironmentFailure) and "APIConnectionError" in str(failure)
 

@@ -42,10 +42,7 @@ def test_findings_are_the_surest_step_of_each_failure(agent):
     rows = [row(0.0, 4, 3), row(1.0, 0, 0), row(0.0, 4, 1, 2), row(0.0, 8, 9)]
     findings, number = LogReview(rows, [], 8, 0).find(agent, 3)
     assert [(found.conversation, found.step, found.score) for found in findings] == [(2, 1, -4.0), (0, 1, -2.0)]
-    assert [(found.action, found.num_steps, found.reward) for found in findings] == [
-        ("go 1", 3, 0.0),
-        ("go 3", 2, 0.0),
-    ]
+    assert [(f.action, f.num_steps, f.reward) for f in findings] == [("go 1", 3, 0.0), ("go 3", 2, 0.0)]
     assert number == 7
     assert LogReview(rows, [], 8, 0).find(agent, 1) == (findings[:1], 7)
     assert LogReview(rows, [], 3, 0).find(agent, 3)[1] <= 3

@@ -252,9 +252,7 @@ def test_datasets_with_code(downloaded, marker, capsys):
             archive.addfile(entry, io.BytesIO(pickled))
     assert main(words) == 2
     errors = capsys.readouterr().err.splitlines()
-    assert len(errors) == 2 and all(
-        error.startswith("trl-nlac evaluate: error: downloaded/tasks: ") for error in errors
-    )
+    assert len(errors) == 2 and all(e.startswith("trl-nlac evaluate: error: downloaded/tasks: ") for e in errors)
     assert not marker.exists()
 
 

@@ -27,10 +27,7 @@ from trl_nlac.training.manifest import check_manifest
 
 
 # Checkpoints between two logs, of iterations of two steps; the run ends within one.
-SHORT = {
-    **{"max_steps": 5, "save_steps": 1, "logging_steps": 2, "eval_steps": 3, "eval_on_start": False},
-    **{"max_turns": 2},
-}
+SHORT = dict(max_steps=5, save_steps=1, logging_steps=2, eval_steps=3, eval_on_start=False, max_turns=2)
 
 
 def test_killed_runs_end_like_one_that_was_not(tmp_path):

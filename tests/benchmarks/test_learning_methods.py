@@ -220,15 +220,7 @@ class TestDefaults:
         changed = {field.name for field in fields(NLACConfig) if vars(args)[field.name] != vars(default)[field.name]}
         assert default_settings(task, "nlac") == {"learning_rate": 1e-3}
         of_device = {"gradient_checkpointing", "activation_checkpointing", "max_generation_batch_size"}
-        of_writing = {
-            "seed",
-            "report_to",
-            "save_strategy",
-            "disable_tqdm",
-            "overwrite_output_dir",
-            "logging_dir",
-            "run_name",
-        }
+        of_writing = {*"seed report_to save_strategy disable_tqdm overwrite_output_dir logging_dir run_name".split()}
         assert changed <= {"learning_rate", "max_completion_length", "action_format"} | of_device | of_writing
 
 
@@ -317,9 +309,7 @@ class TestBlindRefinement:
         critiques = [f"Future: {word} win\nOptimality: Yes" for word in ("treasure", "closed", "late")]
         roles = make_roles(critiques, role_sampling={"critic": {"temperature": 1.0}})
         action = roles.chat.past_turn("route billing ruby photo noon")
-        states = [
-            roles.chat.start([{"role": "user", "content": f"{topic} 2"}], None) for topic in ("baku", "dela", "baku")
-        ]
+        states = [roles.chat.start([{"role": "user", "content": f"{t} 2"}], None) for t in ("baku", "dela", "baku")]
         prompts = [Prompt.of(state).extended(action) for state in states]
         answers = blind_critiques(roles, prompts)
         assert [answer.text for answer in answers] == [critiques[1], critiques[2], critiques[1]]

@@ -64,12 +64,7 @@ class TestSoundAnswers:
         roles.samplings["backup"] = Sampling(48)
         transitions = [t for t in make_transitions(roles) if t.terminated] * 2
         answers = sound_answers(roles, transitions)
-        assert {role: len(found) for role, found in answers.items()} == {
-            "backup": 1,
-            "policy": 2,
-            "critic": 1,
-            "refine": 0,
-        }
+        assert {role: len(of) for role, of in answers.items()} == {"backup": 1, "policy": 2, "critic": 1, "refine": 0}
         assert type(roles).ask == roles.ask.__func__  # nothing is noted any more
 
 

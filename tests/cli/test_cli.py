@@ -582,9 +582,7 @@ def test_tool_calls_of_logs_come_out_as_they_went_in(folder, capsys, suffix):
         assert main(["buffer", "import", source, *model, "--output", name]) == 0
         assert main(["buffer", "export", name, f"out.{suffix}", *model]) == 0
         logs = load_logs(Path("out.jsonl")) if suffix == "jsonl" else Dataset.from_parquet("out.parquet")
-        expected = [
-            [user, {**said, "content": ""}, result] for user, said, result in (row["messages"] for row in rows)
-        ]
+        expected = [[user, {**said, "content": ""}, got] for user, said, got in (row["messages"] for row in rows)]
         assert [row["messages"] for row in logs] == expected
         assert logs["reward"][0] == 0.1 + 0.2
 

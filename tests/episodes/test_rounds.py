@@ -92,13 +92,7 @@ def test_every_episode_is_counted_once(monkeypatch, tmp_path, max_staleness):
     fails_at = [0 if number == 5 else -1 for number in numbers]
     tasks = Dataset.from_dict({"number": numbers, "start": [2] * 40, "fails_at": fails_at})
     config = {"max_steps": 5, "shuffle_dataset": False, "log_completions": False}
-    config |= {
-        "save_strategy": "steps",
-        "save_steps": 2,
-        "eval_strategy": "steps",
-        "eval_steps": 3,
-        "num_eval_critiques": 0,
-    }
+    config |= dict(save_strategy="steps", save_steps=2, eval_strategy="steps", eval_steps=3, num_eval_critiques=0)
     evaluated = Dataset.from_dict({"number": [99], "start": [2], "fails_at": [-1]})
     trainer = make_async_trainer(
         monkeypatch,

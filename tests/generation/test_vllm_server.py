@@ -225,11 +225,7 @@ def test_one_process_sends_the_weights_to_a_restarted_server(tmp_path):
     """Two of the trainer notice at the same time that the server was started again."""
     server = APIProcesses(1)
     with server.running() as url:
-        options = {
-            "vllm_mode": "server",
-            "vllm_server_weights_dir": str(tmp_path / "weights"),
-            "vllm_server_base_url": url,
-        }
+        options = dict(vllm_mode="server", vllm_server_weights_dir=str(tmp_path / "weights"), vllm_server_base_url=url)
         trainers = [make_vllm_trainer(tmp_path / f"run{i}", options) for i in range(2)]
         for trainer in trainers:
             with trainer.roles.generator.session(trainer.model):

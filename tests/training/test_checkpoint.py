@@ -43,13 +43,7 @@ class TestCheckpoint:
         ],
     )
     def test_resumed_run_is_the_same_run(self, tmp_path, save_steps, options):
-        config = {
-            "max_steps": 8,
-            "samples_per_iteration": 8,
-            "save_strategy": "steps",
-            "save_steps": save_steps,
-            **options,
-        }
+        config = dict(max_steps=8, samples_per_iteration=8, save_strategy="steps", save_steps=save_steps, **options)
         whole = make_trainer(tmp_path / "whole", config)
         before = weights(whole.model)
         whole.train()
