@@ -262,7 +262,7 @@ class TestBrowser:
         assert found["page=99"] == found["episode=length"] == found["sort=toString"] == found[""]
         for words in ("Success", "training", "I try 1.", "act 1", "seen 1", "weights of step 4", "a door closes"):
             assert words in found["detail"], words
-        for words in ("No, knock before", "better", "loss 0.25", "priority 0.75", "Yes, probability 0.82", "wrong"):
+        for words in ("knock before", "better idea", "loss 0.25", "priority 0.75", "Yes, probability 0.82", "wrong"):
             assert words in found["detail"], words
         assert found["row"] == 1 and "policy loss" not in found["detail"]
         assert found["clicked"] == "#episode=7"
