@@ -4,9 +4,10 @@ import json
 from functools import partial
 
 import pytest
-from helpers.chat_server import ChatServer, answers_at_a_time
+from helpers.chat_server import answers_at_a_time
 from helpers.testing_utils import make_roles, make_trained, play
 
+from benchmarks.chat_server import ChatServer
 from trl_nlac import JudgeReward
 from trl_nlac.agent.judge import parse_score, transcript
 from trl_nlac.environments import EnvironmentFailure, StepResult

@@ -9,10 +9,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from helpers.chat_server import ChatServer
 from helpers.report_utils import training_row, write_log
 from helpers.testing_utils import make_trainer
 
+from benchmarks.chat_server import ChatServer
 from trl_nlac import JudgeReward, NLACPrompts
 from trl_nlac.agent.guard import Guard
 from trl_nlac.cli.main import main

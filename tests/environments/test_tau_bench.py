@@ -16,7 +16,6 @@ import pytest
 os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # otherwise litellm asks the network for prices
 pytest.importorskip("tau_bench")
 
-from helpers.http_utils import JSONHandler  # noqa: E402
 from helpers.scripts import run_script  # noqa: E402
 from helpers.testing_utils import make_tokenizer  # noqa: E402
 from tau_bench.envs.airline.tasks_test import TASKS as AIRLINE_TASKS  # noqa: E402
@@ -24,6 +23,7 @@ from tau_bench.envs.retail.tasks_test import TASKS_TEST  # noqa: E402
 from tau_bench.envs.retail.tasks_train import TASKS_TRAIN  # noqa: E402
 from transformers import Qwen2Config, Qwen2ForCausalLM  # noqa: E402
 
+from benchmarks.chat_server import JSONHandler  # noqa: E402
 from trl_nlac.chat.tool_calls import format_tool_call  # noqa: E402
 from trl_nlac.environments.tau_bench import TauBenchEnvironment, make_tasks  # noqa: E402
 

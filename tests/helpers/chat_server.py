@@ -1,15 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""A fake server with OpenAI's chat interface, and one that is asked too much."""
+"""A chat model that is asked too much."""
 
 import threading
 import time
 from collections.abc import Callable
-
-from benchmarks.chat_server import ChatServer
-
-
-__all__ = ["ChatServer", "answers_at_a_time"]
 
 
 def answers_at_a_time(number: int, text: str) -> Callable[[list[dict]], str]:
