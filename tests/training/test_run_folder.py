@@ -14,7 +14,7 @@ import pytest
 from datasets import Dataset
 from helpers.testing_utils import TASKS, Countdown, assert_same, make_trained, make_trainer, weights
 from peft import LoraConfig
-from transformers import TrainerCallback
+from transformers import AutoTokenizer, TrainerCallback
 from transformers.trainer_utils import get_last_checkpoint
 
 from trl_nlac.environments.embedded import COMPACT_PROMPTS, TINY_MODEL
@@ -257,6 +257,12 @@ class TestResume:
             make_trainer(tmp_path, CONFIG).train(resume_from_checkpoint=True)
 
 
+def with_a_new_word():
+    tokenizer = AutoTokenizer.from_pretrained(TINY_MODEL)
+    tokenizer.add_tokens(["unheard-of"])
+    return tokenizer
+
+
 class TestForeignCheckpoint:
     @pytest.mark.parametrize(
         ("changes", "message"),
@@ -265,32 +271,24 @@ class TestForeignCheckpoint:
                 {"prompts": replace(COMPACT_PROMPTS, refine="Better: {action_format}")},
                 r"refine of the prompts \(changed\)",
             ),
-            ({"config": {"action_format": "react"}}, r"action_format of the options \('text', now 'react'\)"),
+            ({"action_format": "react"}, r"action_format of the options \('text', now 'react'\)"),
             (
                 {"environment_factory": Countdown, "train_dataset": Dataset.from_dict({"start": [2] * 8})},
                 r"name of the environment \('\w+', now 'Countdown'\)",
             ),
+            ({"optim": "adafactor"}, r"name of the optimizer \('adamw_torch\w*', now 'adafactor'\)"),
+            ({"peft_config": ADAPTER}, r"type of the adapter \('none', now 'LORA'\)"),
+            ({"processing_class": with_a_new_word()}, r"vocabulary of the tokenizer \(changed\)"),
         ],
+        ids=["prompts", "options", "environment", "optimizer", "adapter", "vocabulary"],
     )
     def test_is_refused(self, finished, tmp_path, changes, message):
-        changes = dict(changes)
-        config = {**CONFIG, **changes.pop("config", {})}
+        options = {name: value for name, value in changes.items() if name in ("action_format", "optim")}
+        others = {name: value for name, value in changes.items() if name not in options}
+        trainer = make_trainer(tmp_path, {**CONFIG, **options}, **others)
         with pytest.raises(RunRefused, match=rf"checkpoint-2 is of another run.*state.json: .*{message}.*new run"):
-            make_trainer(tmp_path, config, **changes).train(resume_from_checkpoint=str(finished / "checkpoint-2"))
-
-    @pytest.mark.parametrize(
-        ("changes", "message"),
-        [
-            ({"config": {"optim": "adafactor"}}, r"name of the optimizer \('adamw_torch\w*', now 'adafactor'\)"),
-            ({"peft_config": ADAPTER}, r"type of the adapter \('none', now 'LORA'\)"),
-        ],
-    )
-    def test_another_optimizer_or_adapter(self, finished, tmp_path, changes, message):
-        changes = dict(changes)
-        config = {**CONFIG, "max_steps": 4, **changes.pop("config", {})}
-        run = copied(finished, tmp_path / "run")
-        with pytest.raises(RunRefused, match=message):
-            make_trainer(run, config, **changes).train(resume_from_checkpoint=True)
+            trainer.train(resume_from_checkpoint=str(finished / "checkpoint-2"))
+        assert not (tmp_path / "training_log.jsonl").exists()
 
     def test_an_adapter_of_another_rank_or_scale(self, tmp_path):
         make_trainer(tmp_path, {**CONFIG, "max_steps": 1}, peft_config=ADAPTER).train()
@@ -328,12 +326,3 @@ class TestForeignCheckpoint:
     def test_no_folder(self, tmp_path):
         with pytest.raises(FileNotFoundError, match="There is no checkpoint nowhere: no such folder"):
             make_trainer(tmp_path, CONFIG).train(resume_from_checkpoint="nowhere")
-
-    def test_another_vocabulary(self, finished, tmp_path):
-        trainer = make_trainer(tmp_path, CONFIG)
-        tokenizer = trainer.processing_class
-        tokenizer.add_tokens(["unheard-of"])
-        trainer = make_trainer(tmp_path, CONFIG, processing_class=tokenizer)
-        with pytest.raises(RunRefused, match=r"vocabulary of the tokenizer \(changed\)"):
-            trainer.train(resume_from_checkpoint=str(finished / "checkpoint-2"))
-        assert not (tmp_path / "training_log.jsonl").exists()
