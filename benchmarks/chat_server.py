@@ -68,10 +68,7 @@ class _ChatHandler(JSONHandler):
 
 
 class ChatServer(FakeServer):
-    """
-    Serves one model, `"teacher"`. `answer` gets the messages of a conversation, and returns the text of a message, all
-    that is sent, or a status.
-    """
+    """Serves the model `"teacher"`: `answer` returns the text of a message, all that is sent, or a status."""
 
     handler = _ChatHandler
 

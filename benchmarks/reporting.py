@@ -27,10 +27,7 @@ def parser(description: str) -> argparse.ArgumentParser:
 
 
 def alone(script: str, *words: Any, launcher: Sequence[str] = (), **variables: str) -> dict[str, Any]:
-    """
-    Run a module of `benchmarks` in a process of its own, with further environment variables and perhaps a `launcher`
-    between the interpreter and it, and return what it prints last, as JSON.
-    """
+    """Run a module of `benchmarks` in a process of its own, and return what it prints last, as JSON."""
     command = [sys.executable, *launcher, "-m", script, *map(str, words)]
     environment = {**os.environ, **variables}
     done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, env=environment, cwd=ROOT)
@@ -54,10 +51,7 @@ def peak_bytes() -> int:
 
 
 def setting(*packages: str, **machine) -> dict[str, Any]:
-    """
-    Return the commit of this checkout, the machine, Python and the versions of `packages`, which are `None` for those
-    that are not installed.
-    """
+    """Return the commit of this checkout, the machine, Python and the versions of packages that are installed."""
     return {
         "commit": commit(),
         "machine": {"cpu_count": os.cpu_count(), "platform": platform.platform(), **machine},
@@ -68,8 +62,7 @@ def setting(*packages: str, **machine) -> dict[str, Any]:
 
 def commit(folder: Path = Path(__file__).parent) -> str | None:
     """
-    Return the commit of a checkout, by default of this one, with a `+` if its files were changed since. It is `None`
-    outside a checkout, and where git is not installed.
+    Return the commit of a checkout, with a `+` if files were changed since; `None` where there is none, or no git.
     """
     command = ["git", "describe", "--always", "--abbrev=40", "--exclude=*", "--dirty=+"]
     try:

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
 
-
 """Playing, evaluation and budgets, the same for every method of the learning benchmark."""
 
 import time
@@ -29,8 +28,7 @@ from trl_nlac.types import Answer, Episode, Prompt
 
 class Player:
     """
-    Plays a task with the weights that a model has when episodes are played, and counts the costs. The policy answers
-    states, or `act` does, with their seeds.
+    Plays a task with the current weights of a model, and counts the costs. States are answered by the policy or `act`.
     """
 
     def __init__(
@@ -210,21 +208,11 @@ class LearningCurve(TrainerCallback):
 
 def trainer_arguments(acting: NLACConfig, learning_rate: float) -> dict[str, Any]:
     """Return the arguments that all baselines share: NLAC's optimizer, nothing saved, nothing logged."""
+    shared = ("output_dir", "seed", "use_cpu", "bf16", "gradient_checkpointing", "model_init_kwargs")
     return {
-        "output_dir": acting.output_dir,
-        "seed": acting.seed,
-        "use_cpu": acting.use_cpu,
-        "bf16": acting.bf16,
-        "gradient_checkpointing": acting.gradient_checkpointing,
-        "model_init_kwargs": acting.model_init_kwargs,
-        "learning_rate": learning_rate,
-        "lr_scheduler_type": "constant",
-        "weight_decay": 0.0,
-        "adam_beta2": 0.95,
-        "report_to": "none",
-        "disable_tqdm": True,
-        "logging_strategy": "no",
-        "save_strategy": "no",
+        **{name: vars(acting)[name] for name in shared},
+        **dict(learning_rate=learning_rate, lr_scheduler_type="constant", weight_decay=0.0, adam_beta2=0.95),
+        **dict(report_to="none", disable_tqdm=True, logging_strategy="no", save_strategy="no"),
     }
 
 

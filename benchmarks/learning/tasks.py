@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
 
-
 """The tasks of the learning benchmark: instances to train on, and instances to evaluate on."""
 
 import random
@@ -93,9 +92,7 @@ def service_desk(variant: str, seed: int) -> LearningTask:
     at_desk, elsewhere = (partial(ServiceDeskEnvironment, world) for world in (desk, unseen))
 
     def rows(desk: ServiceDesk, customers: list[str]) -> Dataset:
-        return Dataset.from_list(
-            [{"request": request, "customer": customer} for request in desk.requests for customer in customers]
-        )
+        return Dataset.from_list([{"request": r, "customer": c} for r in desk.requests for c in customers])
 
     return LearningTask(
         name=f"service_desk_{variant}",
@@ -194,8 +191,7 @@ def rooms(seed: int) -> LearningTask:
 
 def relay(seed: int, num_floors: int = 3) -> LearningTask:
     """
-    Make a relay house, with its floors as instances. The logs have every piece of every way out, and no whole way. The
-    first floor, where single doors win, has three times as many of each door.
+    Make a relay house, with its floors as instances. The logs have every piece of every way out, and no whole way.
     """
     house = RelayHouse.from_seed(seed, num_floors)
     rows = {f"floor_{floor}": Dataset.from_list(house.tasks(floor)) for floor in range(1, num_floors + 1)}

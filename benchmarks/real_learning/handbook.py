@@ -1,9 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 
-
 """
-Spoken desks that differ from task to task, whose rules stand in a handbook that the agent reads first, and a teacher
-that reads it, too.
+Spoken desks that differ from task to task, with handbooks that the agent reads first, and a teacher that does, too.
 """
 
 import random
@@ -95,8 +93,7 @@ class HandbookDesk(TextEnvironment):
 
 class Reader(Teacher):
     """
-    A teacher that takes the rules from the handbook of the conversation. As the policy it misreads most values, so
-    that there is something to judge, and something to learn.
+    A teacher that reads the rules in the handbook. As the policy it misreads most values: there is something to learn.
     """
 
     def answer(self, messages: list[Message]) -> str:

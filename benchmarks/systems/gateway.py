@@ -114,9 +114,8 @@ def measure_load(args: argparse.Namespace) -> dict:
     key = server.open(Echo())
     context = multiprocessing.get_context("spawn")
     results = context.Queue()
-    process = context.Process(
-        target=send, args=(server.base_url, key, args.rate, args.load_seconds, args.connections, results)
-    )
+    of_client = (server.base_url, key, args.rate, args.load_seconds, args.connections, results)
+    process = context.Process(target=send, args=of_client)
     process.start()
     latencies, lost, seconds = results.get()
     process.join()

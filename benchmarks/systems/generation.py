@@ -1,18 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 
 """
-The cost of one generation batch: the Bellman targets of a batch of transitions with the target weights, and the
-refined actions with the policy's weights. Compares transformers and vLLM, full weights and LoRA, with and without a
-prefix cache.
+The cost of one generation batch: Bellman targets with the target weights, and refined actions with the policy's.
+Compares transformers and vLLM, full weights and LoRA, with and without a prefix cache.
 
-Transitions come from logged conversations of an agent with a long system message. Answers have a fixed length and
-always count as well-formed, so that any model can be used, also one with random weights. Every repetition changes the
-weights first, as an optimizer step would. Each cell is a separate process; without vLLM only those of transformers
-run. What `--json` has of other cells stays if it was measured in the same way.
-
-`sync_share` is the share of seconds in which weights are loaded. `prefix_hit_rate` is measured by the generator.
-`prefix_hit_limit` is the largest rate for the same prompts: that of an unlimited cache, with one prompt after the
-other.
+Transitions come from logged conversations with a long system message. Answers have a fixed length and always count as
+well-formed, so that any model can be used. Every repetition changes the weights first. Each cell is a process; what
+`--json` has of other cells stays if it was measured in the same way. `sync_share` is the share of seconds in which
+weights are loaded, `prefix_hit_limit` the hit rate of an unlimited cache, with one prompt after the other.
 
     python -m benchmarks.systems.generation --json benchmarks/results/generation.json
 """
@@ -44,9 +39,7 @@ from trl_nlac.types import Answer, Critique, Transition
 
 
 BACKENDS = ("transformers", "vllm") if is_vllm_available() else ("transformers",)
-CELLS = [
-    f"{backend}:{weights}:{reuses}" for backend in BACKENDS for weights in ("full", "lora") for reuses in (False, True)
-]
+CELLS = [f"{name}:{weights}:{reuses}" for name in BACKENDS for weights in ("full", "lora") for reuses in (False, True)]
 WORKLOAD = ("model", "hidden_size", "num_layers", "vocab_size", "dtype", "num_transitions", "repetitions")
 VARIABLES = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",

@@ -2,16 +2,11 @@
 
 """
 The cost of a replay buffer: memory, adding, sampling, updating, saving and loading, from a thousand to a million
-transitions. Every measurement runs in a separate process, with a full buffer. Its memory is the growth of the resident
-set after `malloc_trim`; `memory_ratio` relates it to the size of the token ids of the stored episodes as int32.
-
-Episodes have ten turns with 100 to 300 tokens of action and as many of observation: `text` is Python's documentation
-in pieces of at most six letters, which get arbitrary ids; `random` has the same text with ids that cannot be
-compressed.
-
-`sample_us` is the time of drawing a batch, `sample_draw_us` that of finding its transitions in the tree, the only part
-that grows with the buffer. These times are medians of the fastest of five rounds. The machine may be shared
-(`load_average`), so everything is timed twice: `_cpu` excludes waiting for a processor or a disk.
+transitions, each size in a process with a full buffer. `memory_ratio` relates the growth of the resident set (after
+`malloc_trim`) to the size of the token ids as int32. Episodes have ten turns with 100 to 300 tokens of action and as
+many of observation: `text` is Python's documentation in pieces that get arbitrary ids, `random` has ids that cannot be
+compressed. `sample_draw_us` is the part of `sample_us` that grows with the buffer; times are medians of the fastest of
+five rounds, and `_cpu` excludes waiting for a processor or a disk.
 
 python -m benchmarks.systems.replay --json benchmarks/results/replay.json
 """

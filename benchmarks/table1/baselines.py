@@ -28,10 +28,7 @@ SHARED = (
 
 
 class RFTTrainer(NLACTrainer):
-    """
-    Rejection fine-tuning (section 6.2): the policy plays, and is trained on samples of its successful episodes.
-    Options of the critic and of refinement have no effect; a model with chains of thought is refused.
-    """
+    """Rejection fine-tuning (section 6.2): NLAC without a critic, trained on samples of its successful episodes."""
 
     _tag_names = ["trl", "rft"]
     _name = "RFT"
@@ -77,10 +74,7 @@ class RFTTrainer(NLACTrainer):
 def make_grpo_trainer(
     model: str, args: NLACConfig, task: Task, peft_config: "PeftConfig | None", num_generations: int, num_updates: int
 ) -> EpisodeGRPOTrainer:
-    """
-    Make a trainer for GRPO on whole episodes, which are played with NLAC's code, on vLLM if NLAC would be.
-    `num_generations` episodes of a task are compared, and each is trained on `num_updates` times.
-    """
+    """Make a trainer for GRPO on whole episodes, which are played with NLAC's code, on vLLM if NLAC would be."""
     played_by_step = args.episodes_per_iteration // (args.per_device_train_batch_size * args.world_size)
     config = GRPOConfig(
         **{name: vars(args)[name] for name in SHARED},

@@ -34,10 +34,7 @@ def figures_of_paper(model: str, method: str) -> dict[str, float]:
 
 
 def row(results: dict[str, dict[str, Any]], model: str, method: str) -> str:
-    """
-    Write the row of a method: success `before` (if it was measured) and `after` training with 95 % intervals, by
-    column, and the paper's figure.
-    """
+    """Write the row of a method: success before and after training with 95 % intervals, by column, and the paper's."""
     printed = figures_of_paper(model, method)
     rows = []
     for name, result in results.items():

@@ -7,13 +7,9 @@ figures.
         --accelerate_config zero3 --num_processes 8 --oracle_model gpt-4.1
 
 Each task takes four steps, in processes of their own: the base model's success, a preflight that stops a run that
-cannot learn (NLAC), training, and the trained model's success. What is done is kept in the folder of the row, and
-training goes on from its last checkpoint, so that the command can be given again. `trl-nlac plan --config
-examples/recipes/table1_nlac.yaml --gpus 8x80GB` estimates memory and time. All further options are those of the
-recipe and of the tasks (cell.py).
-
-With --dry_run every step is taken on the CPU, with the package's tiny model, two tasks and two gradient steps: it
-shows that nothing is missing on a machine, and no success.
+cannot learn (NLAC), training, and the trained model's success. The command can be given again: what is done is kept,
+and training goes on from its last checkpoint. Further options are those of the recipe and of the tasks (cell.py). With
+--dry_run every step is taken on the CPU, with the tiny model, two tasks and two gradient steps.
 """
 
 import argparse
@@ -57,8 +53,7 @@ def words_of(options: dict) -> list[str]:
 
 def launch(accelerate: list[str], words: list[str]) -> None:
     """
-    Run one step in processes of its own, and end the row if it fails. A signal that ends the row ends them, too;
-    training saves a checkpoint first.
+    Run one step in processes of its own. A signal that ends the row ends them; training saves a checkpoint first.
     """
     command = [sys.executable, "-m", "accelerate.commands.launch", "--quiet", *accelerate]
     command += ["-m", "benchmarks.table1.cell", *words]

@@ -51,8 +51,8 @@ class TaskOptions:
 @dataclass(frozen=True)
 class Task:
     """
-    A task of the table: what to train on, what to evaluate on by the column of the table, and the options of
-    [`NLACConfig`] and the prompts that belong to it.
+    A task of the table: what to train on, what to evaluate on by column, and the options and prompts that belong to
+    it.
     """
 
     train_dataset: Dataset

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
 
-
 """Odd servers behind an OpenAI endpoint: each gives one line that names the server and what it did."""
 
 import asyncio

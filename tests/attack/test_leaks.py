@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
 
-
 """A run to which secrets are given in every way, and everything that it writes, prints and shows."""
 
 import copy

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
 
-
 """Whatever a model writes is an action, or unreadable and counted. It ends no run, and no environment is blamed."""
 
 import json

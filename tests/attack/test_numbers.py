@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
 
-
 """Odd numbers, options and arguments: refused by name before anything starts, or harmless."""
 
 import datetime

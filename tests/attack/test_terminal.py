@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
 
-
 """Text of models, environments and exceptions does not control the terminal that shows it."""
 
 import json

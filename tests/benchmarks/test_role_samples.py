@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
 
-
 from helpers.method_utils import CRITIQUE, DESK, make_transitions
 from helpers.testing_utils import make_roles
 

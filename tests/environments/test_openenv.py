@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
 
-
 """Tests with OpenEnv's own servers, clients and base classes; the servers run locally during a test."""
 
 import sys

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
 
-
 """Tests with τ-bench itself; a script behind a local OpenAI-compatible server plays the user."""
 
 import json

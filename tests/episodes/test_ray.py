@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
 
-
 """Environments on the machines of a Ray cluster: the same as in threads, wherever they are."""
 
 import os

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
 
-
 import pytest
 
 from benchmarks.round_trips import FORMATS, FORMS, REASONS, draw_cases, run

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
 
-
 import pytest
 import torch
 from datasets import Dataset, IterableDataset

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
 
-
 import pytest
 from helpers.testing_utils import make_config
 from trl import TrlParser

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
 
-
 import pytest
 
 from trl_nlac.method.roles import role_samplings

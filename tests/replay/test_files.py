@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
 
-
 import tracemalloc
 from collections.abc import Callable
 

@@ -202,9 +202,7 @@ class Tables:
 
         def share(task: str, method: str, *sets: str, at: float | None = None) -> str:
             cells = self.of(task, method, *sets)
-            values = [
-                final_success(cell) if at is None else success_at(cell, "environment_steps", at) for cell in cells
-            ]
+            values = [final_success(c) if at is None else success_at(c, "environment_steps", at) for c in cells]
             return f"{mean(values):.2f}" if values else "–"
 
         rows = []
@@ -324,9 +322,7 @@ class Tables:
             if "critic" in cells[0]:
                 said = [mean(c["critic"]["floor_2"][kind]["targets"] for c in cells) for kind in ("right", "wrong")]
                 yes = " / ".join(f"{share:.2f}" for share in said)
-            costs = [
-                mean(c["costs"][f"{kind}_tokens"] for c in cells) for kind in ("generated", "prefilled", "trained")
-            ]
+            costs = [mean(c["costs"][kind] for c in cells) for kind in TOKENS]
             rows.append([*row, yes, *map(number, costs)])
         shown = [floor.replace("_", " ") for floor in floors]
         names = ["from", "method", "houses", *shown]

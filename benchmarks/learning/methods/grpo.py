@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
 
-
 """
 The GRPO baseline (https://huggingface.co/papers/2402.03300): TRL's trainer on whole episodes, played as NLAC plays
 them. An episode is one completion: its prompt is the first state, its tokens are the actions and, masked, the
@@ -64,10 +63,7 @@ def train(
 
 
 class EpisodeGRPOTrainer(GRPOTrainer):
-    """
-    GRPO on the episodes of a task, whose rows are passed as prompts, in JSON, with rehearsal. A model whose chat
-    template changes sampled tokens in later turns is refused.
-    """
+    """GRPO with rehearsal on the episodes of a task, whose rows are passed as prompts, in JSON."""
 
     def __init__(
         self, task: LearningTask, acting: NLACConfig, args: GRPOConfig, rehearsal_ratio: float, rehearsal_coef: float
@@ -101,10 +97,7 @@ class EpisodeGRPOTrainer(GRPOTrainer):
 
 
 def play_prompts(prompts: list[str], trainer: EpisodeGRPOTrainer) -> dict[str, Any]:
-    """
-    Play an episode of each prompt: the trainer's `rollout_func`. There are no `logprobs`, because without vLLM the
-    trainer computes them.
-    """
+    """Play an episode of each prompt: the trainer's `rollout_func`. Without vLLM the trainer computes `logprobs`."""
     trainer.player.model = trainer.model_wrapped  # as its weights are spread over processes
     episodes = trainer.player.play([json.loads(prompt) for prompt in prompts])
     completions = [as_completion(episode) for episode in episodes]
@@ -117,16 +110,11 @@ def play_prompts(prompts: list[str], trainer: EpisodeGRPOTrainer) -> dict[str, A
 
 
 def as_completion(episode: Episode) -> tuple[list[int], list[int], list[int]]:
-    """
-    Split an episode into the tokens of its first state and the tokens after it, with a mask of the latter: 1 on
-    actions, 0 on observations. An episode that is not one completion is refused.
-    """
+    """Split an episode into its first state and the tokens after it, with a mask: 1 on actions, 0 on observations."""
     if not episode.turns:
         raise ValueError(f"An episode without an action cannot be trained on ({episode.failure}).")
     if any(turn.prompt_start for turn in episode.turns):
-        raise ValueError(
-            "The history of an episode was cut, so that it is not one completion. Raise `max_prompt_length`."
-        )
+        raise ValueError("The history of an episode was cut, so it is not one completion. Raise `max_prompt_length`.")
     is_action = np.zeros(len(episode.token_ids), dtype=int)
     for turn in episode.turns:
         is_action[turn.prompt_end : turn.prompt_end + turn.action_length] = 1

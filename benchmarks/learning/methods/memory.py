@@ -1,9 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""
-The base model with a memory in the learning benchmark, without training: its last turns about the same kind of task
-are earlier turns of its conversation.
-"""
+"""The base model with a memory: its last turns about the same kind of task are earlier turns of its conversation."""
 
 import random
 from collections import defaultdict, deque
@@ -26,8 +23,7 @@ Memory = dict[str, deque[list[Message]]]  # the last turns about each kind of ta
 
 class RememberingEnvironment(TextEnvironment):
     """
-    An environment whose episodes begin with earlier turns about the same `kind` (a column of the rows) of task, from a
-    memory that all environments share. Turns whose action a desk could not read are left out.
+    An environment whose episodes begin with turns about the same kind of task that were readable, from one memory.
     """
 
     def __init__(self, environment: TextEnvironment, memory: Memory, kind: str, writes: bool):
@@ -67,10 +63,7 @@ def remembering(task: LearningTask, num_turns: int) -> LearningTask:
 
 
 def train(task: LearningTask, acting: NLACConfig, budget: int, interval: int, num_turns: int = 4) -> LearningCurve:
-    """
-    Play one episode after the other until the budget of environment steps is spent, and remember the last `num_turns`
-    turns of each kind of task. No weights change.
-    """
+    """Play until the budget is spent, and remember the last turns of each kind of task. No weights change."""
     acting = replace(acting, num_eval_critiques=0)
     accelerator = Accelerator(cpu=acting.use_cpu)
     model = load_model(task.model, acting).to(accelerator.device)

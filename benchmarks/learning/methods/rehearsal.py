@@ -12,10 +12,7 @@ from trl_nlac.types import Prompt, TrainingExample
 
 
 class Rehearsal:
-    """
-    Draw samples of a dataset with the conversational columns `prompt` and `completion`, `ratio` for each of a batch.
-    Without a dataset or a ratio none is drawn.
-    """
+    """Draws `ratio` conversational samples for each of a batch; none without a dataset or a ratio."""
 
     def __init__(self, dataset: Dataset | None, ratio: float, chat: ChatEncoder, seed: int):
         self.ratio = ratio

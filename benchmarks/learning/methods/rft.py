@@ -1,10 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-
-"""
-The rejection fine-tuning baseline (paper, section 6.2) with TRL's SFT trainer: the policy plays, its successful
-episodes go to a buffer, and it is trained on samples of the buffer.
-"""
+"""Rejection fine-tuning (section 6.2): TRL's SFT trainer on samples of the policy's own successful episodes."""
 
 import random
 from collections import defaultdict, deque
@@ -51,18 +47,8 @@ def train(
         max_steps=max_gradient_steps(budget, episodes_per_iteration, updates_per_iteration),
         dataset_kwargs={"skip_prepare_dataset": True},
     )
-    trainer = RFTTrainer(
-        task,
-        acting,
-        args,
-        episodes_per_iteration=episodes_per_iteration,
-        updates_per_iteration=updates_per_iteration,
-        batch_size=batch_size,
-        buffer_size=buffer_size,
-        rehearsal_ratio=rehearsal_ratio,
-        anchor_ratio=anchor_ratio,
-        answers_per_state=answers_per_state,
-    )
+    numbers = (episodes_per_iteration, updates_per_iteration, batch_size, buffer_size)
+    trainer = RFTTrainer(task, acting, args, *numbers, rehearsal_ratio, anchor_ratio, answers_per_state)
     return train_until_spent(trainer, trainer.player, budget, interval)
 
 

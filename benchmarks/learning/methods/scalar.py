@@ -1,23 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 
-
 """
 The scalar ablation of NLAC: an actor-critic with numbers instead of text (for "SAC" in section 6.2 of the paper).
 
-It differs from NLAC in one thing: the value of an action is a number. Episodes, prioritized replay, target weights,
-rehearsal and batches are those of [`NLACTrainer`]. A linear head on the same model replaces the language critic.
-Refinement needs text, so the policy is fitted to actions that are weighted by their values instead. Other than in soft
-actor-critic, targets have no bonus for entropy:
+A linear head on the same model replaces the language critic. All else is that of [`NLACTrainer`], but refinement needs
+text, so the policy is fitted to actions that are weighted by their values:
 
 - Critic: Q(s, a) is read at the last token of the action, one value for the whole turn, as in ArCHer
-  (https://huggingface.co/papers/2402.19446). The paper's ablation has a value at every token, and attributes its
-  weakness to the difficulty of estimating those. Targets are, as in the language Bellman backup, the score where the
-  task ended and otherwise the value of a fresh action, `Q(s', a')` with `a' ~ pi(. | s')`, both of the target weights.
-- Policy: `pi'(a | s) ∝ exp(Q(s, a))` cannot be enumerated, so it is fitted as in maximum a posteriori policy
-  optimisation (https://huggingface.co/papers/1806.06920): by the log-likelihood of candidate actions with the weights
-  `softmax(Q / alpha)` over the candidates of a state. These are fresh actions of the policy and the stored one, so
-  that the policy is fitted to `pi exp(Q / alpha)`, with `pi` the policy as it is: no trust region, and no prior but
-  rehearsal, holds it near the base model.
+  (https://huggingface.co/papers/2402.19446). Targets are the score where the task ended and otherwise the value of a
+  fresh action, `Q(s', a')` with `a' ~ pi(. | s')`, both of the target weights, without a bonus for entropy.
+- Policy: as in maximum a posteriori policy optimisation (https://huggingface.co/papers/1806.06920), the log-likelihood
+  of candidate actions with the weights `softmax(Q / alpha)`. These are fresh actions of the policy and the stored one,
+  so that it is fitted to `pi exp(Q / alpha)`: nothing but rehearsal holds it near the base model.
 """
 
 import math
@@ -109,8 +103,8 @@ class ScalarActorCriticTrainer(NLACTrainer):
 
     def _critic_examples(self, samples: list[Sample]) -> list[list[TrainingExample]]:
         """
-        Return the stored action of each sample with its Bellman target, without discount, and nothing where the
-        policy's next action breaks its format. Call it with the target weights.
+        Return stored actions with their targets, by the target weights; nothing where the next action breaks its
+        format.
         """
         going_on = {i: s.transition for i, s in enumerate(samples) if not s.transition.terminated}
         states = [self.roles.builder.observe(t) for t in going_on.values()]

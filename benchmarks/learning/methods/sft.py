@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
 
-
 """Supervised fine-tuning on logs, with TRL's SFT trainer."""
 
 import random
@@ -27,10 +26,7 @@ def sft_trainer(
     learning_rate: float = 1e-3,
     batch_size: int = 32,
 ) -> SFTTrainer:
-    """
-    Make TRL's SFT trainer on every action of the logs, and on rehearsal samples relative to them. It has NLAC's
-    learning rate, and as many actions in a batch as NLAC has transitions.
-    """
+    """Make TRL's SFT trainer on every action of the logs, and on rehearsal samples, with NLAC's batches."""
     player = Player.of_model(task, acting, load_model(task.model, acting), Accelerator(cpu=True))
     episodes = episodes_from_logs(logs, player.roles.actions, task.prompts)
     actions = [example for episode in episodes for example in policy_examples(episode)]
