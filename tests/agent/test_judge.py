@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 
 import json
+import threading
+import time
 from functools import partial
 
 import pytest
-from helpers.chat_server import answers_at_a_time
 from helpers.testing_utils import make_roles, make_trained, play
 
 from benchmarks.chat_server import ChatServer
@@ -97,7 +98,16 @@ def test_an_answer_without_a_score_is_asked_for_again():
 
 
 def test_no_more_requests_at_a_time_than_allowed():
-    with ChatServer(answers_at_a_time(2, "Score: 5")).running() as url:
+    places = threading.Semaphore(2)
+
+    def answer(messages: list[dict]) -> str:
+        if not places.acquire(blocking=False):
+            return "These are too many."
+        time.sleep(0.05)
+        places.release()
+        return "Score: 5"
+
+    with ChatServer(answer).running() as url:
         judge = JudgeReward(url, "Short answers.", "teacher", max_concurrency=2, max_retries=0)
         assert finish(judge([STATE] * 6, [said("a" * i) for i in range(6)])) == [0.5] * 6
 

@@ -2,11 +2,9 @@
 
 import json
 import math
-import os
 import re
 import shlex
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,6 +13,7 @@ import pytest
 import torch
 from datasets import Dataset, load_dataset
 from helpers.cli_utils import write_config
+from helpers.scripts import run_program
 from helpers.testing_utils import make_trained
 
 from trl_nlac import NLACAgent, PrioritizedReplay
@@ -33,7 +32,6 @@ from trl_nlac.report.shown_notes import read_settings
 from trl_nlac.written_files import write_json
 
 
-ROOT = Path(__file__).parents[2]
 ENVIRONMENT = """
 from trl_nlac.environments import StepResult
 
@@ -255,11 +253,9 @@ class TestTrain:
         ],
     )
     def test_launchers(self, folder, launcher, num_processes):
-        command = [sys.executable, "-m", *launcher, "--config", "run.yaml"]
-        command += ["--episodes_per_iteration", "4", "--samples_per_iteration", "16"]
-        done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
-        assert done.returncode == 0, done.stdout + done.stderr
-        assert done.stdout.count("What was learned") == 1
+        numbers = ["--episodes_per_iteration", "4", "--samples_per_iteration", "16"]
+        printed = run_program("-m", *launcher, "--config", "run.yaml", *numbers)
+        assert printed.count("What was learned") == 1
         assert len(list((folder / "run" / "_audit").iterdir())) == num_processes
 
 
@@ -615,8 +611,8 @@ class TestHelp:
         assert "there is no command 'trian'" in capsys.readouterr().err
 
     def test_as_a_module(self):
-        done = subprocess.run([sys.executable, "-m", "trl_nlac", "env"], capture_output=True, text=True, cwd=ROOT)
-        assert "- trl-nlac version: " in done.stdout and "- TRL version: " in done.stdout
+        printed = run_program("-m", "trl_nlac", "env")
+        assert "- trl-nlac version: " in printed and "- TRL version: " in printed
 
 
 class TestPlay:

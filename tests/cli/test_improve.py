@@ -1,9 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 
 import json
-import os
 import random
-import subprocess
 import sys
 from pathlib import Path
 
@@ -11,6 +9,7 @@ import pytest
 import torch
 import trl.trainer.utils
 from helpers.hub_server import HubServer
+from helpers.scripts import run_program
 from helpers.testing_utils import DESK
 from safetensors.torch import load_file
 
@@ -124,10 +123,8 @@ def test_the_guard_is_pushed_with_the_model(logs):
     words = ["--held_out_share", "0.5", "--max_steps", "1", "--samples_per_iteration", "1", "--disable_tqdm", "True"]
     words += ["--per_device_train_batch_size", "1", "--push_to_hub", "True", "--hub_model_id", "me/improved"]
     with HubServer() as hub:
-        environment = {**os.environ, **hub.variables(logs / "home")}
-        command = [sys.executable, "-m", "trl_nlac", "improve", "logs.jsonl", *MODEL, *SHORT, *words]
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stdout + done.stderr
+        command = ["-m", "trl_nlac", "improve", "logs.jsonl", *MODEL, *SHORT, *words]
+        run_program(*command, **hub.variables(logs / "home"))
     files = hub.files["models/me/improved"]
     assert "adapter_model.safetensors" in files and not hub.unknown
     assert files[GUARD_FILE] == Path("improved/model", GUARD_FILE).read_bytes()

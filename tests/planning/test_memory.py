@@ -1,13 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 from helpers.hub_configs import CONFIGS
+from helpers.scripts import run_program
 from peft import LoraConfig, get_peft_model
 from transformers import AutoConfig, AutoModelForCausalLM, Qwen2Config, Qwen3MoeConfig
 
@@ -41,10 +40,8 @@ LORA = LoraConfig(r=8, target_modules="all-linear", task_type="CAUSAL_LM")
 
 
 def test_peaks_of_a_pass():
-    command = [sys.executable, str(HERE / "peaks.py"), *REAL, *COUNTED]
-    finished = subprocess.run(command, capture_output=True, text=True, timeout=600)
-    assert finished.returncode == 0, finished.stderr
-    results = [json.loads(line) for line in finished.stdout.splitlines() if line.startswith("{")]
+    printed = run_program(HERE / "peaks.py", *REAL, *COUNTED)
+    results = [json.loads(line) for line in printed.splitlines() if line.startswith("{")]
     assert [result["case"] for result in results] == [*REAL, *COUNTED]
     for result in results:
         assert result["planned"] == pytest.approx(result["measured"], rel=0.15), result

@@ -1,10 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 
 import json
-import os
 import sqlite3
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,6 +9,7 @@ import pandas as pd
 import pytest
 import wandb
 from helpers.records_utils import CONFIG, read
+from helpers.scripts import run_program
 from helpers.testing_utils import TASKS, make_config, make_episode, make_trained, make_trainer
 from trl.trainer.callbacks import RichProgressCallback
 
@@ -151,9 +149,7 @@ trainer = make_trainer({str(tmp_path / "run")!r}, config)
 trainer.train_dataset = TASKS.select([0, 0, 1, 1])
 trainer.train()
 """
-        environment = {**os.environ, "TRACKIO_DIR": str(tmp_path / "trackio"), "PYTHONPATH": f"tests{os.pathsep}."}
-        done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr
+        run_program("-c", script, TRACKIO_DIR=str(tmp_path / "trackio"))
         with sqlite3.connect(tmp_path / "trackio" / "huggingface.db") as database:
             found = database.execute("SELECT messages, metadata FROM traces WHERE key = 'episodes'").fetchall()
             logged = [json.loads(text) for (text,) in database.execute("SELECT metrics FROM metrics")]

@@ -2,33 +2,20 @@
 
 import io
 import json
-import os
-import subprocess
 import sys
-from pathlib import Path
 from types import SimpleNamespace
 
 import pyarrow.parquet as pq
 import pytest
 from helpers.hub_server import HubServer
 from helpers.report_utils import training_row, write_log
+from helpers.scripts import run_program
 from helpers.testing_utils import TASKS, make_trained, make_trainer
 from huggingface_hub import ModelCard
 
 from trl_nlac.cli.end_summary import print_summary
 from trl_nlac.environments.embedded import COMPACT_PROMPTS
 from trl_nlac.records import hub as hub_module
-
-
-def run(server: HubServer, script: str, home: Path) -> str:
-    environment = {
-        **os.environ,
-        **server.variables(home),
-        "PYTHONPATH": os.pathsep.join(map(str, Path(__file__).parents[1:3])),
-    }
-    done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +39,7 @@ try:
 except ValueError as error:
     print(error)
 """
-        server.printed = run(server, script, home)
+        server.printed = run_program("-c", script, **server.variables(home))
         yield server
 
 
@@ -110,7 +97,7 @@ turn = agent.act([{"role": "user", "content": "situ 2"}])
 options = [agent.options.max_turns, agent.options.action_format, agent.options.temperature]
 print(json.dumps([turn.action, *options, agent.roles.prompts.critique]))
 """
-    action, *restored = json.loads(run(hub, script, tmp_path).splitlines()[-1])
+    action, *restored = json.loads(run_program("-c", script, **hub.variables(tmp_path)).splitlines()[-1])
     assert action.startswith("route ") and restored == [2, "text", 0.0, COMPACT_PROMPTS.critique]
 
 
