@@ -5,7 +5,7 @@ import random
 import re
 
 import pytest
-from helpers.testing_utils import make_roles
+from helpers.method_utils import probe_qualities, replayed
 
 from trl_nlac.environments.embedded import SUPPORT_PROMPTS, make_environment, make_role_samples, make_tasks
 from trl_nlac.environments.embedded.dialogues import ROLES
@@ -20,9 +20,7 @@ from trl_nlac.environments.embedded.support_desk import (
     parse_call,
 )
 from trl_nlac.environments.embedded.support_desk_dialogues import SupportDeskFamily, advice, named_values
-from trl_nlac.episodes.recorder import replay_actions
 from trl_nlac.prompts import parse_critique
-from trl_nlac.types import Transition
 
 
 REQUEST = "My kettle never arrived."
@@ -78,12 +76,10 @@ class TestSupportDesk:
             make_environment(DESK, "tool_call")
 
     def test_oracle(self):
-        environment, roles = make_environment(DESK), make_roles([])
+        environment = make_environment(DESK)
         oracle, right = environment.oracle, format_call(RIGHT)
         wrong = format_call(("shipping", "photo", "refund", "today"))
-        transition = Transition(
-            replay_actions(environment, {"request": REQUEST}, [wrong], roles.actions, roles.prompts), 0
-        )
+        [transition] = replayed(environment, {"request": REQUEST}, [wrong])
         assert (oracle.quality(transition, right), oracle.quality(transition, wrong)) == (1, 0.5)
         assert oracle.future_is_right(transition, right, "Closed: the customer is happy.")
         again, closed = f"{NEEDS_INVOICE} One call left.", "Closed: the customer is happy."
@@ -94,9 +90,7 @@ class TestSupportDesk:
         assert not oracle.future_is_right(transition, wrong, lost)  # one call is left
         assert not oracle.future_is_right(transition, wrong, again)
         assert not oracle.future_is_right(transition, wrong, f"{again} {right} {closed} And more.")
-        for number, (task, actions) in enumerate(environment.oracle.probes(16, seed=0)):
-            made = Transition(replay_actions(environment, task, actions, roles.actions, roles.prompts), 0)
-            assert (oracle.quality(made, actions[0]) == 1) == (number % 2 == 0)
+        assert [quality == 1 for quality in probe_qualities(environment, 16)] == [True, False] * 8
 
 
 class TestDialogues:
