@@ -18,20 +18,8 @@ from trl_nlac.cli.main import main
 from trl_nlac.secrets import HIDDEN, hide_in_text, remember_secrets
 
 
-SECRETS = {
-    "hub": "velvet-otter-of-the-hub",
-    "model": "velvet-otter-of-the-model",
-    "server": "velvet-otter-of-the-server",
-    "template": "velvet-otter-of-the-template",
-    "environment": "velvet-otter-of-the-environment",
-    "nested": "velvet-otter-in-a-list",
-    "database": "velvet-otter-of-the-database",
-    "task": "velvet-otter-of-a-task",
-    "evaluation": "velvet-otter-of-an-evaluation",
-    "reward": "velvet-otter-of-a-reward",
-    "rewarding": "velvet-otter-of-the-rewarding",
-    "source": "velvet-otter-in-the-source",
-}
+PLACES = "hub model server template environment nested database task evaluation reward rewarding source".split()
+SECRETS = {place: f"velvet-otter-of-the-{place}-17" for place in PLACES}
 ENVIRONMENT = f"""
 from trl_nlac.environments import StepResult
 

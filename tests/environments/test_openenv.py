@@ -303,18 +303,9 @@ class TalkingGame(Environment[Say, Conversation, State]):
 
 def test_example_script(tmp_path):
     settings = {
-        "model_name_or_path": TINY_MODEL,
-        "use_cpu": True,
-        "bf16": False,
-        "report_to": "none",
-        "output_dir": tmp_path,
-        "action_format": "text",
-        "per_device_train_batch_size": 2,
-        "num_tasks": 4,
-        "num_eval_tasks": 2,
-        "max_steps": 2,
-        "max_turns": 3,
-        "max_completion_length": 16,
+        **dict(model_name_or_path=TINY_MODEL, use_cpu=True, bf16=False, report_to="none", output_dir=tmp_path),
+        **dict(action_format="text", per_device_train_batch_size=2, num_tasks=4, num_eval_tasks=2, max_steps=2),
+        **dict(max_turns=3, max_completion_length=16),
     }
     arguments = [str(word) for name, value in settings.items() for word in (f"--{name}", value)]
     with serving(TalkingGame, Say, Conversation, max_concurrent_envs=2) as url:

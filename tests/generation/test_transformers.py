@@ -207,16 +207,8 @@ class TestScore:
 
 
 SMALL = {
-    "vocab_size": 961,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "pad_token_id": 0,
-    "bos_token_id": None,
-    "eos_token_id": 1,
-    "initializer_range": 0.3,
+    **dict(vocab_size=961, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4),
+    **dict(num_key_value_heads=2, pad_token_id=0, bos_token_id=None, eos_token_id=1, initializer_range=0.3),
 }
 CONFIGS = {
     "mistral": MistralConfig(**SMALL, sliding_window=24),

@@ -43,16 +43,10 @@ from trl_nlac.types import Prompt, TrainingExample
 
 
 def test_small_updates_are_kept(tmp_path):
-    options = dict(
-        per_device_train_batch_size=8,
-        episodes_per_iteration=8,
-        logging_steps=1,
-        bf16=True,
-        learning_rate=1e-5,
-        lr_scheduler_type="constant",
-        target_update_rate=0.1,
-        max_steps=1,
-    )
+    options = {
+        **dict(per_device_train_batch_size=8, episodes_per_iteration=8, logging_steps=1, bf16=True),
+        **dict(learning_rate=1e-5, lr_scheduler_type="constant", target_update_rate=0.1, max_steps=1),
+    }
     trainer = make_trainer(tmp_path, options)
     before = {name: parameter.detach().clone() for name, parameter in trainer.model.named_parameters()}
     trainer.train()
