@@ -13,7 +13,7 @@ import pytest
 import torch
 from datasets import Dataset, load_dataset
 from helpers.cli_utils import write_config
-from helpers.scripts import run_program
+from helpers.launch import run_program
 from helpers.testing_utils import make_trained
 
 from trl_nlac import NLACAgent, PrioritizedReplay

@@ -9,7 +9,7 @@ import pytest
 import torch
 import trl.trainer.utils
 from helpers.hub_server import HubServer
-from helpers.scripts import run_program
+from helpers.launch import run_program
 from helpers.testing_utils import DESK
 from safetensors.torch import load_file
 

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 from helpers.cli_utils import write_config
-from helpers.scripts import run_program
+from helpers.launch import run_program
 
 from trl_nlac.cli.launch import launch_command
 from trl_nlac.cli.main import main

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from accelerate import DistributedType, ParallelismConfig
-from helpers.scripts import run_program
+from helpers.launch import run_program
 
 from trl_nlac.generation.loading import adapter_config, check_adapter, check_adapter_precision, check_sharding
 

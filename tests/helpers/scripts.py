@@ -1,9 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 
 import io
-import os
 import runpy
-import subprocess
 import sys
 from contextlib import redirect_stdout
 from pathlib import Path
@@ -22,14 +20,3 @@ def run_script(script: str, *arguments: str) -> str:
         patch.chdir(ROOT)
         runpy.run_path(str(ROOT / script), run_name="__main__")
     return output.getvalue()
-
-
-def run_program(*words: object, **variables: str) -> str:
-    """Run Python with these words in a process of its own, which finds the tests, and return what it printed."""
-    path = os.pathsep.join([str(ROOT / "tests"), str(ROOT)])
-    environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", **variables}
-    command = [sys.executable, *map(str, words)]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=900)
-    # The end names the cause; what comes before are warnings and progress bars.
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-8000:]
-    return done.stdout

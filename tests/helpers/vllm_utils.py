@@ -16,7 +16,7 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 import torch
-from helpers.scripts import run_program
+from helpers.launch import run_program
 from helpers.testing_utils import DESK, make_trainer
 
 from trl_nlac import NLACTrainer

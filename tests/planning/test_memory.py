@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 from helpers.hub_configs import CONFIGS
-from helpers.scripts import run_program
+from helpers.launch import run_program
 from peft import LoraConfig, get_peft_model
 from transformers import AutoConfig, AutoModelForCausalLM, Qwen2Config, Qwen3MoeConfig
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pandas as pd
 import pytest
 import wandb
+from helpers.launch import run_program
 from helpers.records_utils import CONFIG, read
-from helpers.scripts import run_program
 from helpers.testing_utils import TASKS, make_config, make_episode, make_trained, make_trainer
 from trl.trainer.callbacks import RichProgressCallback
 

@@ -8,8 +8,8 @@ from types import SimpleNamespace
 import pyarrow.parquet as pq
 import pytest
 from helpers.hub_server import HubServer
+from helpers.launch import run_program
 from helpers.report_utils import training_row, write_log
-from helpers.scripts import run_program
 from helpers.testing_utils import TASKS, make_trained, make_trainer
 from huggingface_hub import ModelCard
 
