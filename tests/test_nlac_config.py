@@ -26,10 +26,7 @@ class TestNLACConfig:
             ({"auto_find_batch_size": True}, "set `max_tokens_per_batch`"),
             ({"policy_loss_coef": -0.1}, "`policy_loss_coef` must be between 0 and 1,000,000, got -0.1"),
             ({"critic_loss_coef": 0.0, "policy_loss_coef": 0.0}, "trains neither the critic nor the policy"),
-            (
-                {"critic_loss_coef": 0.0, "bootstrap": "monte_carlo", "num_futures": 2},
-                "no verdict with `num_futures=2`",
-            ),
+            ({"critic_loss_coef": 0.0, "bootstrap": "monte_carlo", "num_futures": 2}, "verdict with `num_futures=2`"),
             ({"max_steps": -3}, "`max_steps` must be not negative, or -1 to train for `num_train_epochs`, got -3"),
             ({"num_train_epochs": -2}, "`num_train_epochs` must be not negative, got -2"),
             ({"dataloader_num_workers": -1}, "`dataloader_num_workers` must be not negative, got -1"),

@@ -69,6 +69,7 @@ def pay(completions, log_extra, **kwargs):
 
 broken = 3
 """
+GUESS = ["--environment_factory", "guess.py:GuessTheNumber"]
 OPTIONS = dict(
     environment_factory="guess.py:GuessTheNumber",
     environment_kwargs={"limit": 7},
@@ -207,10 +208,7 @@ class TestTrain:
             (["--learning_rat", "1"], "there is no option '--learning_rat', did you mean '--learning_rate'?"),
             (["--config", "nothing.yaml"], "--config nothing.yaml: there is no such file"),
             (["--dataset_name", "nothing.jsonl"], "there is no file nothing.jsonl."),
-            (
-                ["--environment_factory", "guess.py:GuessTheNumbr"],
-                "has no 'GuessTheNumbr', did you mean 'GuessTheNumber'?",
-            ),
+            (["--environment_factory", "guess.py:GuessTheNumbr"], "'GuessTheNumbr', did you mean 'GuessTheNumber'?"),
             (["--environment_factory", "nothing.py:Guess"], "No such file or directory"),
             (["--environment_factory", "no_module:Guess"], "No module named 'no_module'"),
             (["--environment_factory", "guess"], "must be written `module:Name`"),
@@ -222,10 +220,7 @@ class TestTrain:
             (["--max_turns", "0"], "--max_turns must be between 1 and 100,000, got 0."),
             (["--model_name_or_path", "no/such-model"], "--model_name_or_path no/such-model: "),
             (["--prompts", "guess.py"], "guess.py"),
-            (
-                ["--resume_from_checkpoint", "run/checkpoint-7"],
-                "run/checkpoint-7 is not a folder: name a checkpoint, or `last`",
-            ),
+            (["--resume_from_checkpoint", "run/checkpoint-7"], "run/checkpoint-7 is not a folder: name a checkpoint"),
             (["--eval_dataset_name", ""], "needs tasks: add --eval_dataset_name or --dataset_test_split."),
         ],
     )
@@ -420,7 +415,7 @@ class TestErrors:
 )
 def test_evaluations_of_tasks_that_are_none(folder, capsys, content, message):
     (folder / "tasks2.jsonl").write_text(content)
-    words = ["--environment_factory", "guess.py:GuessTheNumber", "--dataset_name", "tasks2.jsonl"]
+    words = [*GUESS, "--dataset_name", "tasks2.jsonl"]
     short = ["action_format=text", "max_completion_length=8"]
     assert main(["evaluate", TINY_MODEL, *words, "--num_critiques", "0", "--option", *short]) == 2
     assert message in capsys.readouterr().err
@@ -463,7 +458,7 @@ def test_environments_play_as_in_the_run(folder):
     assert flags[-4:] == ["--max_concurrent_environments", "2", "--environment_timeout", "7.0"]
     parser = Parser()
     add_agent_arguments(parser)
-    named, trusted = ["--environment_factory", "guess.py:GuessTheNumber"], ["--trust_remote_code"]
+    named, trusted = GUESS, ["--trust_remote_code"]
     for words, found in [
         (trusted, (2, 7.0)),
         ([*trusted, "--environment_timeout", "9"], (2, 9.0)),
@@ -504,7 +499,7 @@ def test_options_of_an_evaluation(folder, capsys, monkeypatch):
 
     player = SimpleNamespace(evaluate=evaluate), SimpleNamespace(close=lambda: None), "rewards"
     monkeypatch.setattr("trl_nlac.cli.evaluate.load_player", lambda args: player)
-    words = ["--environment_factory", "guess.py:GuessTheNumber", "--dataset_name", "tasks.jsonl", "--max_tasks", "1"]
+    words = [*GUESS, "--dataset_name", "tasks.jsonl", "--max_tasks", "1"]
     words += ["--num_episodes", "2", "--num_critiques", "3", "--refine", "4", "--num_candidates", "5", "--seed", "6"]
     assert main(["evaluate", TINY_MODEL, *words]) == 2
     assert "that is all" in capsys.readouterr().err
@@ -518,10 +513,7 @@ def test_options_of_an_evaluation(folder, capsys, monkeypatch):
         (["serve", TINY_MODEL, "--refine", "-1"], "--refine must be from 0 to 64, got -1."),
         (["evaluate", TINY_MODEL, "--max_tasks", "-1"], "--max_tasks must be at least 1, got -1."),
         (["evaluate", TINY_MODEL, "--max_tasks", "0"], "--max_tasks must be at least 1, got 0."),
-        (
-            ["evaluate", TINY_MODEL, "--environment_factory", "guess.py:GuessTheNumber", "--option", "foo=1"],
-            "`foo` is not an option",
-        ),
+        (["evaluate", TINY_MODEL, *GUESS, "--option", "foo=1"], "`foo` is not an option"),
     ],
 )
 def test_options_that_are_none(folder, capsys, words, message):
@@ -624,7 +616,7 @@ class TestPlay:
             return act_on(agent, prompts, *numbers, **options)
 
         monkeypatch.setattr(NLACAgent, "act_on", act)
-        words = ["play", TINY_MODEL, "--environment_factory", "guess.py:GuessTheNumber", "--task", '{"number": 4}']
+        words = ["play", TINY_MODEL, *GUESS, "--task", '{"number": 4}']
         words += ["--option", "action_format=text", "max_turns=1", "max_completion_length=32"]
         assert main([*words, "--auto", "--num_candidates", "2", "--refine", "1"]) == 0
         assert improvements == [(1, 2)]
@@ -654,15 +646,9 @@ class TestPlay:
         ("words", "message"),
         [
             ([], "has no _nlac_run.json that names an environment: add --environment_factory"),
-            (
-                ["--environment_factory", "guess.py:GuessTheNumber", "--option", "learning_rate=1"],
-                "`learning_rate` is not an option",
-            ),
-            (["--environment_factory", "guess.py:GuessTheNumber", "--option", "top_k"], "must be written name=value"),
-            (
-                ["--environment_factory", "guess.py:GuessTheNumber", "--dataset_name", "tasks.jsonl", "--row", "2"],
-                "has 2 rows",
-            ),
+            ([*GUESS, "--option", "learning_rate=1"], "`learning_rate` is not an option"),
+            ([*GUESS, "--option", "top_k"], "must be written name=value"),
+            ([*GUESS, "--dataset_name", "tasks.jsonl", "--row", "2"], "has 2 rows"),
             (["--refin", "1"], "there is no option '--refin', did you mean '--refine'?"),
         ],
     )

@@ -196,10 +196,7 @@ def test_an_adapter_is_planned_by_its_folder(tmp_path):
 @pytest.mark.parametrize(
     ("line", "problem"),
     [
-        (
-            "--config lora_1gpu --use_vllm True --gpus 4x80GB --accelerate_config fsdp2",
-            "fsdp2 with adapters and use_vllm",
-        ),
+        ("--config lora_1gpu --use_vllm True --gpus 4x80GB --accelerate_config fsdp2", "with adapters and use_vllm"),
         (
             "--config lora_1gpu --use_vllm True --gpus 1x160GB --lora_r 600",
             "lora_r: 600: vLLM serves ranks of at most 512",
