@@ -24,16 +24,8 @@ KEYS = ("set", "task", "method", "seed")
 
 def read_cells(name: str, *sets: str, results: Path = RESULTS) -> list[dict[str, Any]]:
     """
-    Read cells of a benchmark.
-
-    Args:
-        name (`str`):
-            The benchmark: the name of its Parquet file.
-        sets (`str`):
-            Only cells of these sets, and of those below them (`"search"`: all of `"search/..."`). By default all.
-
-    Returns:
-        `list[dict]`: The cells, as the runs wrote them, with their `set`.
+    Read the cells of a benchmark as the runs wrote them, with their `set`: all, or those of some sets and of the sets
+    below them (`"search"`: all of `"search/..."`).
     """
     rows = pq.read_table(results / f"{name}.parquet").to_pylist()
     wanted = [row for row in rows if not sets or row["set"] in sets or row["set"].split("/")[0] in sets]

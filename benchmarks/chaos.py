@@ -338,9 +338,7 @@ def run(num_episodes: int, seed: int = 0, timeout: float = 1.0, rollout_size: in
         for number, fault in enumerate(faults[first : first + rollout_size], first):
             name = "blocking" if fault == "async_blocks" else "async" if fault.startswith("async") else "sync"
             at, pay = rng.randint(1, NUM_STEPS), rng.random()
-            tasks.append(
-                {"environment": name, "number": number, "fault": fault, "at": at, "pay": pay, "words": ["a", "b"]}
-            )
+            tasks.append({"environment": name, "number": number, "fault": fault, "at": at, "pay": pay, "words": ["a"]})
         options = RoleOptions(
             action_format=rng.choice(["text", "react"]),
             max_turns=MAX_TURNS,

@@ -29,35 +29,24 @@ class JSONHandler(BaseHTTPRequestHandler):
         pass
 
 
-class ChatServer:
-    """
-    Serves one model, `"teacher"`.
+class FakeServer:
+    """Serves at a free local port, by handlers that know it as `of`."""
 
-    Args:
-        answer (`Callable[[list[dict]], str | bytes | int]`):
-            Answers the messages of a conversation, with the text of a message, all that is sent, or a status.
-    """
-
-    def __init__(self, answer: Callable[[list[dict]], str | bytes | int]):
-        self.answer = answer
-        self.requests: list[dict] = []
-        self.keys: list[str] = []
-        self.url = ""
+    handler: type[JSONHandler]
+    server: type[ThreadingHTTPServer] = ThreadingHTTPServer
+    address = "http://127.0.0.1:{port}/v1"
 
     @contextmanager
     def running(self) -> Iterator[str]:
         """Serve in a `with` block and return the URL."""
-        handler = type("Handler", (_ChatHandler,), {"chat": self})
-        with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-            threading.Thread(target=server.serve_forever, daemon=True).start()
-            self.url = f"http://127.0.0.1:{server.server_port}/v1"
+        with self.server(("127.0.0.1", 0), type("Handler", (self.handler,), {"of": self})) as server:
+            threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
+            self.url = self.address.format(port=server.server_port)
             yield self.url
             server.shutdown()
 
 
 class _ChatHandler(JSONHandler):
-    chat: ChatServer
-
     def do_GET(self):
         model = {"id": "teacher", "object": "model", "created": 0, "owned_by": "me"}
         self.answer({"object": "list", "data": [model]})
@@ -65,9 +54,9 @@ class _ChatHandler(JSONHandler):
     def do_POST(self):
         assert self.path == "/v1/chat/completions"
         request = self.read()
-        self.chat.requests.append(request)
-        self.chat.keys.append(self.headers["Authorization"])
-        said = self.chat.answer(request["messages"])
+        self.of.requests.append(request)
+        self.of.keys.append(self.headers["Authorization"])
+        said = self.of.answer(request["messages"])
         if isinstance(said, bytes):
             return self.send(said)
         if isinstance(said, int):
@@ -76,3 +65,14 @@ class _ChatHandler(JSONHandler):
         choice = {"index": 0, "message": message, "finish_reason": "stop"}
         answer = {"id": "1", "object": "chat.completion", "created": 0, "model": "teacher", "choices": [choice]}
         self.answer(answer)
+
+
+class ChatServer(FakeServer):
+    """Serves the model `"teacher"`: `answer` returns the text of a message, all that is sent, or a status."""
+
+    handler = _ChatHandler
+
+    def __init__(self, answer: Callable[[list[dict]], str | bytes | int]):
+        self.answer = answer
+        self.requests: list[dict] = []
+        self.keys: list[str] = []

@@ -45,12 +45,7 @@ from trl import GRPOConfig
 from benchmarks.tiny_run import tiny_options
 from trl_nlac import NLACConfig, NLACPrompts, NLACTrainer
 from trl_nlac.environments import StepResult
-from trl_nlac.environments.embedded import (
-    COMPACT_PROMPTS,
-    TINY_MODEL,
-    make_environment,
-    make_tasks,
-)
+from trl_nlac.environments.embedded import COMPACT_PROMPTS, TINY_MODEL, make_environment, make_tasks
 
 
 OUTCOMES = ("refused", "trained", "refused without name", "died", "hung")
@@ -121,20 +116,9 @@ def options_of_run(folder: str) -> dict[str, Any]:
     """Options with which every part of a run is at work, but little of it."""
     return tiny_options(
         folder,
-        max_steps=1,
-        per_device_train_batch_size=2,
-        episodes_per_iteration=2,
-        samples_per_iteration=2,
-        max_turns=2,
-        save_strategy="steps",
-        save_steps=1,
-        logging_steps=1,
-        eval_strategy="steps",
-        eval_steps=1,
-        num_eval_critiques=1,
-        log_completions=True,
-        num_completions_to_print=1,
-        audit_samples=1,
+        **dict(max_steps=1, per_device_train_batch_size=2, episodes_per_iteration=2, samples_per_iteration=2),
+        **dict(max_turns=2, save_strategy="steps", save_steps=1, logging_steps=1, eval_strategy="steps", eval_steps=1),
+        **dict(num_eval_critiques=1, log_completions=True, num_completions_to_print=1, audit_samples=1),
     )
 
 
@@ -151,12 +135,7 @@ def arguments_of_run() -> dict[str, Any]:
 
 def own_options() -> list[str]:
     """Names of the options that this package defines."""
-    own = {
-        name
-        for base in NLACConfig.__mro__
-        if base.__module__.startswith("trl_nlac.")
-        for name in get_annotations(base)
-    }
+    own = {n for base in NLACConfig.__mro__ if base.__module__.startswith("trl_nlac.") for n in get_annotations(base)}
     return [option.name for option in fields(NLACConfig) if option.name in own]
 
 

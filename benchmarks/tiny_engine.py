@@ -17,11 +17,7 @@ from trl_nlac.generation.transformers import TransformersGenerator
 
 class TinyEngine:
     """
-    Generates with a copy of the model, for one thread after the other.
-
-    Attributes:
-        error (`Exception`, *optional*):
-            What the next call raises.
+    Generates with a copy of the model, for one thread after the other. The next call raises `error`, if it is set.
     """
 
     forgets_weights = False

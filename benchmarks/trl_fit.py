@@ -1,14 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 
 """
-How much code a trainer brings: `NLACTrainer`, `GRPOTrainer` and experimental trainers of the installed TRL, counted in
-the same way.
+How much code a trainer brings: `NLACTrainer`, `GRPOTrainer` and experimental trainers of the installed TRL. Counted
+are the modules of `trl_nlac` and of `trl`, with all their lines, that a fresh process has loaded once it has imported
+the trainer. What a trainer imports later does not count, on either side.
 
 python -m benchmarks.trl_fit --page docs/source/contributing_to_trl.md
-
-Counted are the modules of `trl_nlac` and of `trl` that a fresh process has loaded once it has imported the trainer,
-each with all its lines: every `__init__` that runs is one of them. What a trainer imports later does not count, on
-either side.
 """
 
 import json

@@ -28,7 +28,7 @@ import pytest
 import transformers
 import yaml
 from accelerate.commands.launch import launch_command_parser
-from helpers.testing_utils import TASKS, make_trainer
+from helpers.testing_utils import TASKS, make_trained
 from trl import GRPOConfig, TrlParser
 
 import trl_nlac
@@ -63,7 +63,6 @@ def blocks(page: Path) -> list[Block]:
 
 
 def prose(page: Path) -> str:
-    """The page without its blocks."""
     return FENCE.sub("", page.read_text())
 
 
@@ -79,8 +78,7 @@ def finished(tmp_path_factory) -> NLACTrainer:
     """A trainer that evaluated, wrote a checkpoint and saved its model, of which the pages speak."""
     folder = tmp_path_factory.mktemp("finished") / "my-agent"
     config = {"max_steps": 1, "save_strategy": "steps", "save_steps": 1, "eval_strategy": "steps", "eval_steps": 1}
-    trainer = make_trainer(folder, {**config, "logging_steps": 1, "num_eval_critiques": 4}, eval_dataset=TASKS)
-    trainer.train()
+    trainer = make_trained(folder, {**config, "logging_steps": 1, "num_eval_critiques": 4}, eval_dataset=TASKS)
     trainer.save_model()
     (folder / "checkpoint-1").rename(folder / "checkpoint-500")
     return trainer
@@ -181,12 +179,10 @@ class Parsed(Exception):
 
 
 def lines(block: Block) -> list[list[str]]:
-    """The words of each command of a block."""
     return [shlex.split(line, comments=True) for line in block.text.replace("\\\n", " ").splitlines()]
 
 
 def commands(page: Path) -> list[list[str]]:
-    """The words of every command of the page that starts an example or a reader's script, without its variables."""
     lines = []
     for block in blocks(page):
         if block.language == "bash":
@@ -202,7 +198,6 @@ def commands(page: Path) -> list[list[str]]:
 
 
 def split_command(words: list[str]) -> tuple[str, list[str]]:
-    """Return the script that a command starts, and its arguments."""
     if words[0] == "python":
         return words[1], words[2:]
     launch = launch_command_parser().parse_args(words[2:])
@@ -276,7 +271,6 @@ def test_commands_of_the_overview_are_those_of_the_scripts():
 
 
 def slugs(page: Path) -> set[str]:
-    """Anchors of the headings, as GitHub and MyST make them."""
     headings = re.findall(r"^#+ (.*)$", prose(page), re.MULTILINE)
     return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
@@ -298,7 +292,6 @@ def test_no_line_is_a_comment_by_accident(page):
 
 
 def test_autodoc_finds_everything():
-    """Without Sphinx, which the tests do not need: what `docs/conf.py` makes of a page."""
     on_source_read = runpy.run_path(str(ROOT / "docs" / "conf.py"))["on_source_read"]
     for page in SOURCE.glob("*.md"):
         source = [page.read_text()]
@@ -318,13 +311,11 @@ def test_every_page_is_in_the_navigation():
 
 
 def spans(page: Path) -> list[str]:
-    """Return the text in backticks on the page."""
     return re.findall(r"`([^`]+)`", prose(page))
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_options_exist(page):
-    """Of every `name=value`: an option of the trainer, or a parameter of a result or of what the page documents."""
     known = {field.name for field in dataclasses.fields(NLACConfig)}
     documented = re.findall(r"^\[\[autodoc\]\] ([\w.]+)$", page.read_text(), re.MULTILINE)
     items = [NLACTrainer, NLACTrainer.train, NLACAgent.from_pretrained, StepResult]
@@ -336,7 +327,6 @@ def test_options_exist(page):
 
 
 def test_names_exist():
-    """Of every `name_like_this`: a word of the code, an option, or a name of another library."""
     paths = [path for folder in ("trl_nlac", "examples") for path in (ROOT / folder).rglob("*.py")]
     known = {field.name for field in dataclasses.fields(NLACConfig)}
     known |= {"get_last_checkpoint"} | {field.name for field in dataclasses.fields(GRPOConfig)}  # transformers', TRL's

@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Every public name is documented, and the documentation of options is right."""
-
 import ast
 import dataclasses
 import importlib
@@ -33,7 +31,6 @@ OPTION = re.compile(r"^        (\w+) \((.*)\):$", re.MULTILINE)
 
 
 def public_items() -> dict[str, Any]:
-    """Classes and functions of the package and of every module of environments, by name."""
     items = {name: getattr(trl_nlac, name) for name in trl_nlac.__all__}
     for module in pkgutil.iter_modules(environments.__path__):
         items.update(_own(importlib.import_module(f"{environments.__name__}.{module.name}")))
@@ -101,7 +98,6 @@ def test_every_option_has_a_subject():
 
 @pytest.mark.parametrize("options", OPTIONS)
 def test_docstrings_that_python_has_cleaned(options):
-    """As Python 3.13 does."""
     cleaned = type("Cleaned", (), {"__doc__": inspect.cleandoc(options.__doc__)})
     assert subjects(cleaned) == subjects(options)
 

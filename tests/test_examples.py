@@ -49,8 +49,6 @@ def test_quickstart(tmp_path, world, action_format):
 
 
 class Made(Exception):
-    """What a script made its trainer of."""
-
     def __init__(self, **kwargs):
         self.kwargs = kwargs
 
@@ -65,7 +63,6 @@ def stops_at_trainer(monkeypatch):
 
 @pytest.mark.parametrize("words", [[], ["--world", "service_desk"]])
 def test_quickstart_reads_its_world_from_a_file(words, tmp_path, stops_at_trainer):
-    """With the settings of the world; the command line comes first."""
     (tmp_path / "run.yaml").write_text("world: rooms\naction_format: react\nmax_steps: 3\n")
     arguments = ["--config", str(tmp_path / "run.yaml"), "--output_dir", str(tmp_path), *words]
     with pytest.raises(Made) as made:
@@ -88,8 +85,6 @@ def test_quickstart_refuses_what_a_file_says(options, message, tmp_path, stops_a
 
 @pytest.mark.parametrize("value", ["last", "True"])
 def test_scripts_go_on_from_the_last_checkpoint(value, tmp_path, monkeypatch):
-    """One is run; the others have its line. Without a checkpoint the run begins."""
-
     class Trainer:
         def __init__(self, **kwargs):
             pass
@@ -109,7 +104,6 @@ def test_scripts_go_on_from_the_last_checkpoint(value, tmp_path, monkeypatch):
 
 
 def test_notebook(tmp_path, monkeypatch, capsys):
-    """Every cell runs in IPython, with two steps in place of 200."""
     from IPython.core.interactiveshell import InteractiveShell
 
     notebook = json.loads((ROOT / "examples" / "notebooks" / "nlac_quickstart.ipynb").read_text())
@@ -162,7 +156,6 @@ def test_build_of_the_game(tmp_path):
 
 
 def test_a_build_goes_on_after_an_interruption(tmp_path):
-    """The model is the same, bit for bit."""
     size = ["--hidden_size", "32", "--num_layers", "1", "--batch_size", "2", "--num_scored", "2"]
     desk = ["--families", "support_desk", "--action_formats", "text", "--max_steps", "264"]
     words = [*size, *desk, "--output_dir"]
@@ -200,7 +193,6 @@ class TestRecipes:
             TrainParser().read(["--config", str(tmp_path / "run.yaml"), *CPU])
 
     def test_the_small_one_trains(self, tmp_path, monkeypatch, capsys):
-        """In any folder, by its name."""
         monkeypatch.chdir(tmp_path)
         words = ["--output_dir", str(tmp_path), "--max_steps", "5", "--logging_steps", "1"]
         words += ["--num_updates_per_generation", "1"]
@@ -212,7 +204,6 @@ class TestRecipes:
         assert all(log["critic/loss"] > 0 for log in steps)
 
     def test_the_paper_s_settings_depart_from_the_defaults(self):
-        """What the defaults changed for a reason is as in the paper."""
         _, _, args = TrainParser().read(["--config", "paper", *CPU])
         at_1 = {role: {"temperature": 1.0} for role in ("backup", "critic")}
         assert args.num_updates_per_generation == 1

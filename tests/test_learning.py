@@ -9,19 +9,11 @@ from helpers.testing_utils import TASKS, make_trainer, priorities_of
 
 def test_learns_a_service_desk(tmp_path):
     torch.manual_seed(0)
-    config = dict(
-        max_steps=768,
-        logging_steps=96,
-        samples_per_iteration=128,
-        episodes_per_iteration=8,
-        lr_scheduler_type="constant",
-        bootstrap="explicit",
-        num_updates_per_generation=3,
-        max_generation_batch_size=512,
-        max_completion_length=64,
-        max_turns=2,
-        num_eval_episodes=48,
-    )
+    config = {
+        **dict(max_steps=768, logging_steps=96, samples_per_iteration=128, episodes_per_iteration=8),
+        **dict(lr_scheduler_type="constant", bootstrap="explicit", num_updates_per_generation=3),
+        **dict(max_generation_batch_size=512, max_completion_length=64, max_turns=2, num_eval_episodes=48),
+    }
     trainer = make_trainer(tmp_path, config, eval_dataset=TASKS)
     before = trainer.evaluate()
     trainer.train()

@@ -26,10 +26,7 @@ class TestNLACConfig:
             ({"auto_find_batch_size": True}, "set `max_tokens_per_batch`"),
             ({"policy_loss_coef": -0.1}, "`policy_loss_coef` must be between 0 and 1,000,000, got -0.1"),
             ({"critic_loss_coef": 0.0, "policy_loss_coef": 0.0}, "trains neither the critic nor the policy"),
-            (
-                {"critic_loss_coef": 0.0, "bootstrap": "monte_carlo", "num_futures": 2},
-                "no verdict with `num_futures=2`",
-            ),
+            ({"critic_loss_coef": 0.0, "bootstrap": "monte_carlo", "num_futures": 2}, "verdict with `num_futures=2`"),
             ({"max_steps": -3}, "`max_steps` must be not negative, or -1 to train for `num_train_epochs`, got -3"),
             ({"num_train_epochs": -2}, "`num_train_epochs` must be not negative, got -2"),
             ({"dataloader_num_workers": -1}, "`dataloader_num_workers` must be not negative, got -1"),
@@ -67,7 +64,6 @@ class TestNLACConfig:
     )
     @pytest.mark.parametrize("split", [(8, 1), (4, 2), (1, 8)])
     def test_iterations_train_on_each_step_several_times(self, tmp_path, split, options, samples, episodes):
-        """However the batch of 8 is split into micro-batches."""
         sizes = dict(zip(("per_device_train_batch_size", "gradient_accumulation_steps"), split, strict=True))
         config = NLACConfig(str(tmp_path), use_cpu=True, bf16=False, **sizes, **options)
         assert (config.samples_per_iteration, config.episodes_per_iteration) == (samples, episodes)
@@ -89,7 +85,6 @@ class TestNLACConfig:
         assert (config.max_turns, config.single_step) == (1, True)
 
     def test_few_stored_transitions_are_not_sampled_over_and_over(self, tmp_path):
-        """Unless a number of samples was asked for."""
         config = NLACConfig(str(tmp_path), use_cpu=True, bf16=False)
         assert [config.num_samples(stored) for stored in (3, 20, 100)] == [12, 80, 80]
         config.samples_per_iteration = 48
@@ -130,11 +125,6 @@ class TestNLACConfig:
         assert (config.max_turns, config.target_update_rate) == (7, 0.5)
         assert role_samplings(config)["critic"].generation_kwargs == {"no_repeat_ngram_size": 3}
         assert role_samplings(config)["backup"].temperature == 0
-
-    def test_the_output_folder_stays_where_it_is(self, tmp_path, monkeypatch):
-        """Wherever an environment goes."""
-        monkeypatch.chdir(tmp_path)
-        assert make_config("run").output_dir == str(tmp_path / "run")
 
 
 @pytest.mark.parametrize("options", [{}, {"gradient_checkpointing": False}, {"gradient_checkpointing_kwargs": {}}])

@@ -77,7 +77,6 @@ def make_language_model(model, max_completion_length: int = 64):
 
 
 def make_episodes() -> list[Episode]:
-    """Play the model, and then calls that are right at once, right at last, or wrong from each argument on."""
     torch.manual_seed(0)
     model, roles, rng = make_model(), make_roles(temperature=1.0), random.Random(0)
     with roles.generator.session(model):
@@ -98,13 +97,11 @@ def transitions() -> list[Transition]:
 
 
 def to_file(transition: Transition):
-    """Return the file's form of a transition."""
     state, action, turn = transition.state.ids, list(transition.action_ids), transition.turn
     return one_file.Transition(state, action, turn.next_observation, turn.reward, transition.terminated)
 
 
 def tokens(answers: list) -> list:
-    """Return what was read and written for each of the package's answers that keep to their form."""
     return [(answer.prompt.ids, list(answer.token_ids)) if answer and answer.parsed else None for answer in answers]
 
 
@@ -118,7 +115,6 @@ def gradient(losses: torch.Tensor, model) -> torch.Tensor:
 
 
 def train(policy, examples: list, num_steps: int) -> Iterator[int]:
-    """Train the file's language model on examples; yields after each step."""
     optimizer = torch.optim.AdamW(policy.model.parameters(), 1e-3)
     for step in range(num_steps):
         policy.losses(examples).mean().backward()
@@ -207,10 +203,6 @@ class TestAgainstThePackage:
             assert relative_difference(gradient(losses, policy.model), gradient(expected, model)) < 1e-5
 
     def test_target_and_initial_weights(self, transitions):
-        """
-        After updates, target weights are equal bit for bit. Together with initial weights, of a model that was taught
-        to write other targets and refined actions, they write the same.
-        """
         model, roles = make_model(), make_roles()
         policy, stored = make_language_model(model), [to_file(t) for t in transitions]
         states = [t.state for t in stored]
@@ -245,7 +237,6 @@ class TestAgainstThePackage:
         assert ours != one_file.refine_actions(policy, policy, states, temperature=0.0)
 
     def test_probabilities_of_replay(self, transitions):
-        """Those of the package: the priority of each draw to the power of alpha, and how often it is drawn."""
         theirs = PrioritizedReplay(100, priority_exponent=0.1)
         ours = one_file.ReplayBuffer(100, alpha=0.1)
         stored, episodes = [to_file(t) for t in transitions], list(dict.fromkeys(t.episode for t in transitions))
@@ -278,7 +269,6 @@ LINE = re.compile(
 
 
 def curve(output: str) -> list[tuple[str, ...]]:
-    """Return the numbers of every evaluation that a run printed."""
     return [LINE.fullmatch(line).groups() for line in output.splitlines() if line.startswith("iteration")]
 
 

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
 
-
 import pytest
 import torch
 from datasets import Dataset
@@ -18,7 +17,6 @@ def logs(tmp_path_factory) -> Dataset:
 
 class TestOfflineTraining:
     def test_without_an_environment(self, tmp_path, logs):
-        """It trains on the logs alone, and saves a model."""
         trainer = make_trainer(
             tmp_path,
             {"max_steps": -1, "num_train_epochs": 2, "logging_steps": 1, "log_completions": True, "audit_samples": 1},

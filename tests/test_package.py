@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""The package as a whole: what importing it costs, and what a distribution has."""
-
 import os
 import shutil
 import subprocess
@@ -40,7 +38,6 @@ def test_public_names():
 
 
 def test_the_wheel_has_every_file_that_the_package_reads():
-    """Data files of the package are listed one by one, so a new one could be forgotten."""
     tomllib = pytest.importorskip("tomllib")  # Python 3.11
     listed = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]["trl_nlac"]
     package = ROOT / "trl_nlac"
@@ -50,7 +47,6 @@ def test_the_wheel_has_every_file_that_the_package_reads():
 
 
 def outside(**variables: str) -> dict[str, str]:
-    """The environment of a process that does not find the sources."""
     return {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | variables
 
 
@@ -67,8 +63,6 @@ def built(tmp_path_factory) -> dict[str, Path]:
 
 
 class TestDistributions:
-    """The wheel and the sdist, built by setuptools as an installer does it, of a copy of the sources."""
-
     def test_the_wheel_starts(self, built, tmp_path):
         with zipfile.ZipFile(built["wheel"]) as wheel:
             wheel.extractall(tmp_path)

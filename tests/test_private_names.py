@@ -63,7 +63,6 @@ def test_a_name_that_is_gone(monkeypatch):
 
 
 def test_no_others_are_used():
-    """The public names of TRL are those of its root."""
     modules, members = set(), set()
     for path in PACKAGE.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):

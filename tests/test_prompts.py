@@ -20,8 +20,6 @@ from trl_nlac.types import Critique
 
 
 class TestParsing:
-    """Many more answers are in chat/answers.json."""
-
     @pytest.mark.parametrize(
         "text",
         [
@@ -114,7 +112,6 @@ class TestNLACPrompts:
             NLACPrompts.from_file(tmp_path / "wrong.yaml")
 
     def test_system_message(self):
-        """The policy's prompt with the format, then the tools if it shows any, then the environment's instructions."""
         prompts = NLACPrompts(policy="Act: {action_format}", tools="Tools: {tools}", format_text="one word")
         tools = [{"name": "route"}, {"name": "close"}]
         assert prompts.system("text", []) == "Act: one word"
@@ -126,7 +123,6 @@ class TestNLACPrompts:
         assert NLACPrompts(policy="").system("text", []) == ""
 
     def test_worked_examples_are_conversations_before_the_task(self):
-        """Each is what the roles would be asked, in the format of the actions."""
         example = {
             "task": "A door.",
             "thought": "It may be open.",
@@ -170,7 +166,6 @@ class TestNLACPrompts:
 
     @pytest.mark.parametrize("examples", [WORKED_EXAMPLES, WORKED_SOLUTIONS])
     def test_own_examples_are_right(self, examples):
-        """They can be read, and verdicts agree with scores and with each other."""
         prompts = NLACPrompts(examples=examples)
         for example in examples:
             for name in ("backup_terminated", "backup_correctness"):
@@ -180,10 +175,7 @@ class TestNLACPrompts:
         (repeats,) = prompts.repeated_in(["Well: " + examples[0]["task"]])
         assert repeats and prompts.repeated_in(
             ["Search the shelf.", "and nothing else:\nFuture: <what happens next and how"]
-        ) == [
-            False,
-            True,
-        ]
+        ) == [False, True]
 
     def test_scores_come_with_their_scale(self):
         values = {

@@ -28,7 +28,6 @@ def test_other_names(name):
 
 
 def test_what_is_not_secret_stays():
-    """The options of the roles come back as they were saved."""
     options = {
         "max_tokens": 256,
         "token": None,

@@ -14,7 +14,6 @@ TOOL = {"type": "function", "function": {"name": "route", "parameters": {"proper
 
 class TestPrompt:
     def test_extended(self):
-        """It shares the trunk, and nothing before the new tokens changes."""
         prompt = Transition(make_episode(num_turns=3), 1).state
         longer = prompt.extended([7]).extended([8, 9])
         assert longer.ids == [*prompt.ids, 7, 8, 9] and longer.trunk is prompt.trunk
@@ -27,7 +26,6 @@ class TestPrompt:
 
     @pytest.mark.parametrize("part", ["state", "state_action"])
     def test_tools_are_those_of_the_episode(self, part):
-        """Also of a longer prompt: answers to it are parsed by them."""
         transition = Transition(replace(make_episode(), tools=(TOOL,)), 1)
         prompt = getattr(transition, part)
         assert prompt.tools == prompt.extended([7]).tools == (TOOL,)
@@ -36,7 +34,6 @@ class TestPrompt:
 
 
 def test_transitions_of_an_episode():
-    """Those of its segments are theirs."""
     episode = replace(make_episode(num_turns=3), segments=(make_episode(num_turns=1),))
     assert episode.transitions == [Transition(episode, i) for i in range(3)]
     assert [transition.is_last for transition in episode.transitions] == [False, False, True]

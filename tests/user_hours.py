@@ -32,8 +32,6 @@ IN_CLONE = ("make ", ACTIVATE, 'pip install -e "')
 
 
 class Row(NamedTuple):
-    """A command of the table."""
-
     way: str
     page: str
     command: str
@@ -42,7 +40,6 @@ class Row(NamedTuple):
 
 
 def shell_commands(block: Block) -> list[str]:
-    """Return the commands of a block that are run here, as printed."""
     if block.language != "bash":
         return []
     commands = [line for line in block.text.replace("\\\n", " ").splitlines() if line and not line.startswith("#")]
@@ -52,14 +49,11 @@ def shell_commands(block: Block) -> list[str]:
 
 
 class Hour:
-    """The commands of one way to install, in `folder`."""
-
     def __init__(self, way: str, folder: Path, skipped: list[str], minutes: float):
         self.way, self.folder, self.skipped, self.minutes = way, folder, skipped, minutes
         self.rows: list[Row] = []
 
     def run(self, page: str, command: str, shown: str = "") -> bool:
-        """Run a command in the activated virtual environment, if there is one, and add its row."""
         start = time.monotonic()
         has_venv = (self.folder / ".venv" / "bin" / "activate").exists()
         script = f"set -e\n{ACTIVATE if has_venv else ''}\n{command}"
@@ -86,7 +80,6 @@ class Hour:
         return outcome == "ok"
 
     def read(self, page: str) -> None:
-        """Do what a page says."""
         shutil.rmtree(self.folder / "runs", ignore_errors=True)  # the demo does not overwrite a run
         for block in blocks(BY_NAME[page]):
             marked = "not run" in block.comment

@@ -2,15 +2,13 @@
 
 """
 Whether a model can play the roles as it is: how many answers of each can be read (form), and how many of these mean
-something (meaning), with the default prompts, without and with worked examples. All are asked about the same logged
-steps of several kinds (text, ReAct, tools), with the same seeds, so that a role does not depend on those before it.
+something (meaning), with the default prompts, without and with worked examples, about the same logged steps.
 
     python -m benchmarks.formats.run --json benchmarks/results/formats.json
 
-Meaning is computed from what is known of a step. No answer repeats eight words of a prompt or of a worked example. A
-critique's advice does not begin with the criticised action. A Bellman target repeats half of the words that were
-observed, and if the task ended, its verdict agrees with the score. A refined action differs from the action, and has
-what its critique told it to do.
+No answer with meaning repeats eight words of a prompt or of a worked example. A critique's advice does not begin with
+the criticised action. A Bellman target repeats half of the words that were observed, and if the task ended, its
+verdict agrees with the score. A refined action differs from the action, and has what its critique told it to do.
 """
 
 import argparse
@@ -142,10 +140,9 @@ def measure(prompts: NLACPrompts, generator: TransformersGenerator, args: argpar
         chat = ChatEncoder(generator.tokenizer)
         if action_format == "tool_call" and not chat.calls_tools:
             action_format = "react"
-        options = RoleOptions(
-            action_format=action_format, max_completion_length=args.max_completion_length, max_format_retries=0
-        )
+        length = dict(max_completion_length=args.max_completion_length, max_format_retries=0)
         torch.manual_seed(args.seed)
+        options = RoleOptions(action_format=action_format, **length)
         answers += ask_roles(Roles(generator, chat, prompts, options, shows_progress=True), rows)
     return answers
 

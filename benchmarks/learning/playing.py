@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
 
-
 """Playing, evaluation and budgets, the same for every method of the learning benchmark."""
 
 import time
@@ -29,19 +28,7 @@ from trl_nlac.types import Answer, Episode, Prompt
 
 class Player:
     """
-    Plays a task with a model, and counts the costs.
-
-    Args:
-        task ([`LearningTask`]):
-            The task.
-        args ([`NLACConfig`]):
-            How to sample, the same for all methods.
-        model ([`~transformers.PreTrainedModel`]):
-            The policy. Episodes use the weights that it has when they are played.
-        roles ([`~trl_nlac.method.roles.Roles`]):
-            The roles of the model.
-        act (`Callable[[Roles, list[Prompt], list[int]], list[Answer]]`, *optional*):
-            Answers states, each with its seed. If `None`, the policy does.
+    Plays a task with the current weights of a model, and counts the costs. States are answered by the policy or `act`.
     """
 
     def __init__(
@@ -102,16 +89,8 @@ class Player:
         self, instances: str = "held_out", num_episodes: int = 1, sampling: Sampling | None = None
     ) -> dict[str, float]:
         """
-        Measure the success of the sampled policy, and the accuracy of the critic where an oracle is available. Costs
-        are not counted, and the random state does not change.
-
-        Args:
-            instances (`str`, *optional*, defaults to `"held_out"`):
-                Instances of the task to evaluate on.
-            num_episodes (`int`, *optional*, defaults to `1`):
-                Number of episodes of each row.
-            sampling ([`~generation.generator.Sampling`], *optional*):
-                How the policy acts. The critic is then not examined. If `None`, as in evaluation.
+        Measure the success of the sampled policy, and the accuracy of the critic where an oracle is available; with
+        another `sampling` the critic is not examined. Costs are not counted, and the random state does not change.
         """
         act = self.act if sampling is None else partial(self.roles.act, sampling=sampling)
         chosen = self.task.instances[instances]
@@ -146,13 +125,7 @@ class Player:
 
 
 class TrainedTokens:
-    """
-    Counts the tokens of forward passes with gradients, padding included.
-
-    Attributes:
-        number (`int`):
-            Tokens so far.
-    """
+    """Counts the tokens of forward passes with gradients, padding included."""
 
     def __init__(self):
         self.number = 0
@@ -169,26 +142,11 @@ class TrainedTokens:
 class LearningCurve(TrainerCallback):
     """
     Evaluates a policy during training, and ends training when its budget of environment steps is spent. The learning
-    rate is constant for the first 80 % of the budget and then falls to zero.
-
-    Args:
-        player ([`Player`]):
-            Evaluates the policy.
-        num_environment_steps (`Callable[[], int]`):
-            Returns the environment steps so far.
-        budget (`int`):
-            Environment steps to spend.
-        interval (`int`):
-            Environment steps between two evaluations.
-
-    Attributes:
-        points (`list[dict[str, float]]`):
-            For each evaluation the environment steps, tokens and seconds of training so far, and all metrics. Tokens
-            are those of answers (generated), of the prompts that the model read for them (prefilled), and those of
-            forward passes with gradients, padding included (trained). On a CPU the seconds are those of the process,
-            so that whatever else runs there does not count.
-        before (`dict[str, dict[str, float]]`):
-            Metrics on the unseen domain before training, if the task has one.
+    rate is constant for the first 80 % of the budget and then falls to zero. `points` has for each evaluation,
+    `interval` environment steps after the one before, the costs of training so far and all metrics: tokens of answers
+    (generated), of the prompts that the model read for them (prefilled), and of forward passes with gradients, padding
+    included (trained). On a CPU the seconds are those of the process, so that whatever else runs there does not count.
+    `before` has the metrics on the unseen domain before training, if the task has one.
     """
 
     def __init__(self, player: Player, num_environment_steps: Callable[[], int], budget: int, interval: int):
@@ -250,21 +208,11 @@ class LearningCurve(TrainerCallback):
 
 def trainer_arguments(acting: NLACConfig, learning_rate: float) -> dict[str, Any]:
     """Return the arguments that all baselines share: NLAC's optimizer, nothing saved, nothing logged."""
+    shared = ("output_dir", "seed", "use_cpu", "bf16", "gradient_checkpointing", "model_init_kwargs")
     return {
-        "output_dir": acting.output_dir,
-        "seed": acting.seed,
-        "use_cpu": acting.use_cpu,
-        "bf16": acting.bf16,
-        "gradient_checkpointing": acting.gradient_checkpointing,
-        "model_init_kwargs": acting.model_init_kwargs,
-        "learning_rate": learning_rate,
-        "lr_scheduler_type": "constant",
-        "weight_decay": 0.0,
-        "adam_beta2": 0.95,
-        "report_to": "none",
-        "disable_tqdm": True,
-        "logging_strategy": "no",
-        "save_strategy": "no",
+        **{name: vars(acting)[name] for name in shared},
+        **dict(learning_rate=learning_rate, lr_scheduler_type="constant", weight_decay=0.0, adam_beta2=0.95),
+        **dict(report_to="none", disable_tqdm=True, logging_strategy="no", save_strategy="no"),
     }
 
 

@@ -1,21 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 
-
 """
 NLAC against baselines and its own ablations: success against environment steps.
 
-python -m benchmarks.learning.run
-
-Each cell (task, method, seed) is a separate process and has its own JSON file under --cells, so that an interrupted
-benchmark continues where it stopped, and any cell can be run again:
+Each cell (task, method, seed) is a process and a JSON file below --cells, so that what was interrupted goes on, and
+any cell can be run again, also with other settings, `--role_sampling` as JSON that is merged with the method's own:
 
 python -m benchmarks.learning.run --tasks service_desk_told --methods nlac hindsight --seeds 0 1 --cells runs/cells
-
-Other settings of the methods are given as `--name value`, `--role_sampling` as JSON that is merged with the method's
-own. The files of the cells record them, so these cells need another folder:
-
 python -m benchmarks.learning.run --tasks service_desk_told --methods nlac --samples_per_iteration 128 \\
-    --role_sampling '{"critic": {"temperature": 0.5}}' --cells runs/cells
+    --role_sampling '{"critic": {"temperature": 0.5}}' --cells runs/others
 
 Without --cells only the cells that the published table lacks are run. Then `python -m benchmarks.cells learning table
 runs/learning_cells` adds them to it, and `python -m benchmarks.learning.figures` writes the pages.
@@ -95,10 +88,7 @@ def written(value: Any) -> str:
 
 def read_settings(words: list[str]) -> dict[str, Any]:
     """
-    Read `--name value` pairs of the command line. A name without a value is true.
-
-    Raises:
-        ValueError: If a value has no name.
+    Read `--name value` pairs of the command line. A name without a value is true; a value without a name is refused.
     """
     settings: dict[str, Any] = {}
     for before, word in zip(["", *words], words, strict=False):
@@ -194,9 +184,7 @@ def main():
     parser.add_argument("--runs", type=Path, default=Path("runs/learning"))
     parser.add_argument("--budget", type=int, help="environment steps in place of the task's budget")
     parser.add_argument("--base_model", help="another build of the tiny model: a folder")
-    parser.add_argument(
-        "--temperatures", nargs="+", type=float, default=[], help="evaluate trained policies at these, too"
-    )
+    parser.add_argument("--temperatures", nargs="+", type=float, default=[], help="evaluate at these, too")
     parser.add_argument("--jobs", type=int, default=1, help="number of cells that run at the same time")
     parser.add_argument("--rerun", action="store_true", help="run existing cells again")
     parser.add_argument(

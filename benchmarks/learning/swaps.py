@@ -22,18 +22,9 @@ WEIGHTS = ("initial", "trained")
 
 def measure(trainer: NLACTrainer, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """
-    Play episodes with either weights as the policy, judge all actions with either as the critic, and refine them with
-    either as the refinement policy.
-
-    Args:
-        trainer ([`NLACTrainer`]):
-            After training, in an environment with an oracle.
-        rows (`list[dict[str, Any]]`):
-            Tasks of its environment, which either policy plays.
-
-    Returns:
-        `list[dict[str, Any]]`: a row for each combination: the share of "No" after which the action stays as it
-        was, and the oracle's quality of actions and of refined actions, in the mean.
+    Play tasks with either weights as the policy, judge all actions with either as the critic, and refine them with
+    either as the refinement policy. A row for each combination has the share of "No" after which the action stays as
+    it was, and the oracle's mean quality of actions and of refined actions.
     """
     oracle, roles = trainer.environments.oracle, trainer.roles
 

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
 
-
 """The tasks of the learning benchmark: instances to train on, and instances to evaluate on."""
 
 import random
@@ -39,15 +38,7 @@ BASE_MODELS = {variant: f"{BASE_MODEL}_{variant}" for variant in ("noisy", "dela
 
 @dataclass(frozen=True)
 class Instances:
-    """
-    Instances of a task, for evaluation.
-
-    Args:
-        environment_factory (`Callable`):
-            Creates an environment.
-        rows ([`~datasets.Dataset`]):
-            One row for each episode.
-    """
+    """Instances of a task, for evaluation: one row for each episode."""
 
     environment_factory: Callable[[], TextEnvironment]
     rows: Dataset
@@ -56,37 +47,11 @@ class Instances:
 @dataclass(frozen=True)
 class LearningTask:
     """
-    A task on which methods are compared.
-
-    Args:
-        name (`str`):
-            Its name.
-        environment_factory (`Callable`, *optional*):
-            Creates an environment to train in. If `None`, there are only logs.
-        rows ([`~datasets.Dataset`], *optional*):
-            The rows to train on.
-        instances (`dict[str, Instances]`):
-            Instances to evaluate on: `"held_out"` for the learning curve, the others at the end.
-        model (`str`):
-            The base model.
-        prompts ([`NLACPrompts`]):
-            Prompts of the roles.
-        rehearsal ([`~datasets.Dataset`], *optional*):
-            Supervised samples of the roles on other instances.
-        max_turns (`int`):
-            Maximum number of actions of an episode.
-        oracle_success (`float`, *optional*, defaults to `1.0`):
-            Success of a policy with perfect knowledge.
-        group (`str`, *optional*, defaults to `""`):
-            Column of the rows by which baselines balance their batches: the kind of task.
-        action_format (`str`, *optional*, defaults to `"text"`):
-            Format of an action.
-        peft_config ([`~peft.PeftConfig`], *optional*):
-            Adapter to train in place of the whole model.
-        final_episodes (`int`, *optional*, defaults to `4`):
-            Number of episodes of each row in the evaluation after training.
-        logs ([`~datasets.Dataset`], *optional*):
-            Conversations that are in the replay buffer from the start.
+    A task on which methods are compared: an environment and rows to train on, or only `logs`, conversations that are
+    in the replay buffer from the start; and instances to evaluate on, `"held_out"` for the learning curve, the others
+    at the end, with `final_episodes` of each row. `rehearsal` has supervised samples of the roles on other instances,
+    `group` is the column of the rows by which baselines balance their batches, and `oracle_success` that of a policy
+    with perfect knowledge.
     """
 
     name: str
@@ -126,9 +91,7 @@ def service_desk(variant: str, seed: int) -> LearningTask:
     at_desk, elsewhere = (partial(ServiceDeskEnvironment, world) for world in (desk, unseen))
 
     def rows(desk: ServiceDesk, customers: list[str]) -> Dataset:
-        return Dataset.from_list(
-            [{"request": request, "customer": customer} for request in desk.requests for customer in customers]
-        )
+        return Dataset.from_list([{"request": r, "customer": c} for r in desk.requests for c in customers])
 
     return LearningTask(
         name=f"service_desk_{variant}",
@@ -227,8 +190,7 @@ def rooms(seed: int) -> LearningTask:
 
 def relay(seed: int, num_floors: int = 3) -> LearningTask:
     """
-    Make a relay house, with its floors as instances. The logs have every piece of every way out, and no whole way. The
-    first floor, where single doors win, has three times as many of each door.
+    Make a relay house, with its floors as instances. The logs have every piece of every way out, and no whole way.
     """
     house = RelayHouse.from_seed(seed, num_floors)
     rows = {f"floor_{floor}": Dataset.from_list(house.tasks(floor)) for floor in range(1, num_floors + 1)}

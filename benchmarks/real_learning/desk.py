@@ -136,16 +136,7 @@ def rows(desk: ServiceDesk, customers: list[str] = CUSTOMERS) -> Dataset:
 
 
 class Teacher:
-    """
-    Answers messages in every role, in the form that the package's prompts ask for.
-
-    Args:
-        prompts ([`NLACPrompts`]):
-            The prompts, by which it knows what it is asked for.
-        seed (`int`, *optional*, defaults to `0`):
-            Seed of its mistakes as the policy: most of its calls are wrong, and some are no calls, so that there is
-            something to judge.
-    """
+    """Answers in every role, in the form that the prompts ask for. Most of its calls are wrong, and some are none."""
 
     def __init__(self, prompts: NLACPrompts, seed: int = 0):
         self.desk = known_desk()
@@ -203,8 +194,8 @@ class Teacher:
 
     def _future(self, state: DeskState, call: Call | None) -> str:
         """
-        Foresee the answer to a call, `None` for what is none, and what follows, up to the end: calls and answers in
-        turn, as the Bellman backup joins them.
+        Foresee the answer to a call and what follows up to the end: calls and answers in turn, as the backup joins
+        them.
         """
         ((answer, _),) = self.desk.answers(state, format_call(call) if call else "").items()
         told = spoken(answer)

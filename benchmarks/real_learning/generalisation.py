@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
 
-
 """
 NLAC and other methods with a real model on desks whose rules stand in a handbook: what is learned on 200 desks, on 50
 that were never seen.
@@ -8,9 +7,8 @@ that were never seen.
     python -m benchmarks.real_learning.generalisation --folder runs/handbook
 
 First the roles are warmed up on other desks, as in `benchmarks/real_learning/run.py`, and the adapter is merged into
-the model, with which every method begins. Cells that exist are not run again, and `python -m benchmarks.cells` adds
-them to the published ones. With `--quotes` and another folder the critic is taught to quote the rule that it judges
-by.
+the model, with which every method begins. Cells that exist are not run again. With `--quotes` and another folder the
+critic is taught to quote the rule that it judges by.
 """
 
 import argparse
@@ -46,33 +44,19 @@ ACTING = {
     "bf16": BF16,
     "gradient_checkpointing": False,
     "model_init_kwargs": {"dtype": DTYPE},
-    "report_to": "none",
-    "save_strategy": "no",
-    "disable_tqdm": True,
-    "overwrite_output_dir": True,
+    **dict(report_to="none", save_strategy="no", disable_tqdm=True, overwrite_output_dir=True),
     **{name: NLAC[name] for name in ("num_eval_episodes", "num_eval_critiques")},
 }
 TRAINING = {name: value for name, value in NLAC.items() if name not in ACTING}
 # The same learning rate, and about as many gradient steps, of as many samples. They have no roles to keep.
-ON_POLICY = dict(
-    learning_rate=TRAINING["learning_rate"],
-    episodes_per_iteration=16,
-    updates_per_iteration=4,
-    micro_batch_size=8,
-    rehearsal_ratio=0.0,
-)
+ON_POLICY = {
+    **dict(learning_rate=TRAINING["learning_rate"], episodes_per_iteration=16, updates_per_iteration=4),
+    **dict(micro_batch_size=8, rehearsal_ratio=0.0),
+}
 METHODS = {
     "nlac": (nlac.train, TRAINING),
     "nlac_policy_distill": (nlac.train, merge_settings(TRAINING, DISTILLED)),
-    SELF_DISTILLATION: (
-        nlac.train,
-        merge_settings(
-            TRAINING,
-            HINDSIGHT,
-            DISTILLED,
-            {"replay_buffer_size": 32},
-        ),
-    ),
+    SELF_DISTILLATION: (nlac.train, merge_settings(TRAINING, HINDSIGHT, DISTILLED, {"replay_buffer_size": 32})),
     "grpo": (grpo.train, {**ON_POLICY, "num_generations": 4}),
     "rft": (rft.train, {**ON_POLICY, "batch_size": 16, "anchor_ratio": 0.0}),
 }
@@ -81,17 +65,7 @@ BASES = ("base", "base_refined")
 
 @dataclass(frozen=True)
 class Setup:
-    """
-    How the roles are asked, and who warms them up.
-
-    Args:
-        task (`str`):
-            Name of the task.
-        teacher ([`~real_learning.handbook.Reader`]):
-            Writes the samples of the warm-up.
-        max_completion_length (`int`):
-            Most tokens of an answer.
-    """
+    """How the roles are asked, and who writes the samples that warm them up."""
 
     task: str
     teacher: Reader

@@ -1,9 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 
-
 """
-Spoken desks that differ from task to task, whose rules stand in a handbook that the agent reads first, and a teacher
-that reads it, too.
+Spoken desks that differ from task to task, with handbooks that the agent reads first, and a teacher that does, too.
 """
 
 import random
@@ -50,13 +48,7 @@ def known_desk(number: int) -> ServiceDesk:
 
 
 class HandbookOracle:
-    """
-    The ground truth of desks with handbooks.
-
-    Args:
-        world_of (`Callable[[int], ServiceDesk]`):
-            Returns the desk of a number.
-    """
+    """The ground truth of desks with handbooks."""
 
     def __init__(self, world_of: Callable[[int], ServiceDesk]):
         self.world_of = world_of
@@ -83,10 +75,6 @@ class HandbookOracle:
 class HandbookDesk(TextEnvironment):
     """
     Plays a spoken desk of each task's own, with its handbook before the request. `reset` takes the number of the desk.
-
-    Args:
-        world_of (`Callable[[int], ServiceDesk]`, *optional*):
-            Returns the desk of a number. By default those that are drawn from seeds.
     """
 
     def __init__(self, world_of: Callable[[int], ServiceDesk] = ServiceDesk.from_seed):
@@ -105,8 +93,7 @@ class HandbookDesk(TextEnvironment):
 
 class Reader(Teacher):
     """
-    A teacher that takes the rules from the handbook of the conversation. As the policy it misreads most values, so
-    that there is something to judge, and something to learn.
+    A teacher that reads the rules in the handbook. As the policy it misreads most values: there is something to learn.
     """
 
     def answer(self, messages: list[Message]) -> str:

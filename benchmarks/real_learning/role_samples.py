@@ -9,10 +9,9 @@ from dataclasses import replace
 
 import torch
 from datasets import Dataset
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerBase
 
-from benchmarks.tiny_run import StubGenerator
+from benchmarks.tiny_run import StubGenerator, byte_tokenizer
 from trl_nlac import NLACPrompts
 from trl_nlac.chat.encoder import ChatEncoder
 from trl_nlac.chat.plain_text import PlainText
@@ -35,18 +34,7 @@ _TEMPLATE = (
 
 def transcript_tokenizer() -> PreTrainedTokenizerBase:
     """Make a tokenizer of bytes, whose conversations can be read back as messages by [`read_transcript`]."""
-    bytes_ = sorted(pre_tokenizers.ByteLevel.alphabet())
-    tokenizer = Tokenizer(models.BPE(vocab={byte: i for i, byte in enumerate(bytes_)}, merges=[]))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
-        bos_token=_START,
-        eos_token=_END,
-        pad_token=_END,
-        chat_template=_TEMPLATE,
-        clean_up_tokenization_spaces=False,
-    )
+    return byte_tokenizer(_TEMPLATE, bos_token=_START, eos_token=_END, pad_token=_END)
 
 
 def read_transcript(tokenizer: PreTrainedTokenizerBase, token_ids: list[int]) -> list[Message]:

@@ -46,17 +46,11 @@ ROLES = dict(
     role_sampling={"policy": {"max_tokens": 12}, "refine": {"max_tokens": 12, "temperature": 0.0}},
 )
 WARM_UP = dict(num_train_epochs=1, learning_rate=1e-3, per_device_train_batch_size=4)
-NLAC = dict(
-    learning_rate=5e-4,
-    lr_scheduler_type="constant",
-    per_device_train_batch_size=16,
-    max_tokens_per_batch=3072,
-    episodes_per_iteration=4,
-    samples_per_iteration=16,
-    replay_buffer_size=64,
-    num_eval_episodes=1,
-    num_eval_critiques=16,
-)
+NLAC = {
+    **dict(learning_rate=5e-4, lr_scheduler_type="constant", per_device_train_batch_size=16),
+    **dict(max_tokens_per_batch=3072, episodes_per_iteration=4, samples_per_iteration=16, replay_buffer_size=64),
+    **dict(num_eval_episodes=1, num_eval_critiques=16),
+}
 LORA = dict(r=16, lora_alpha=32, target_modules="all-linear", task_type="CAUSAL_LM")
 # Means of these, over the steps since the evaluation before, are written down with each evaluation.
 WATCHED = {"health/refine_compliance", "health/backup_fidelity", "oracle/refined_better_rate"}
@@ -92,10 +86,7 @@ def read_rehearsal(path: Path) -> Dataset:
 
 
 def conversations(samples: Dataset, chat: ChatEncoder) -> Dataset:
-    """
-    Encode samples, each once: one whose tokens begin another is trained on within that, as prompts only append. The
-    loss of every token is the same.
-    """
+    """Encode samples, each once: one whose tokens begin another is trained on within that, as prompts only append."""
     encoded = []
     for sample in samples:
         prompt = [*chat.start(sample["prompt"]), *chat.prefill]
@@ -126,12 +117,8 @@ def warm_up(folder: Path, model: str, rehearsal: Path) -> Path:
                 use_cpu=not torch.accelerator.is_available(),
                 bf16=BF16,
                 max_length=None,
-                lr_scheduler_type="cosine",
-                logging_steps=1,
-                save_steps=4,
-                save_total_limit=1,
-                report_to="none",
-                gradient_checkpointing=False,
+                **dict(lr_scheduler_type="cosine", logging_steps=1, save_steps=4, save_total_limit=1),
+                **dict(report_to="none", gradient_checkpointing=False),
                 **WARM_UP,
             ),
             train_dataset=dataset,
@@ -158,13 +145,7 @@ def load(model: str, adapter: Path) -> torch.nn.Module:
 
 
 class ReportCallback(TrainerCallback):
-    """
-    Write down how far a run has come, after every evaluation.
-
-    Args:
-        save (`Callable`):
-            Called with the results so far.
-    """
+    """Save how far a run has come, after every evaluation."""
 
     def __init__(self, save: Callable[[dict], None]):
         self.save = save
@@ -250,9 +231,7 @@ def main() -> None:
     teacher, factory = Teacher(NLACPrompts()), partial(SpokenDesk, known_desk())
     rehearsal = write_rehearsal(args.folder, teacher, rows(known_desk()), factory, args.num_transitions)
     adapter = warm_up(args.folder, args.model, rehearsal)
-    report["warm_up"] = {
-        name: value for name, value in json.loads((adapter / "warm_up.json").read_text()).items() if name != "log"
-    }
+    report["warm_up"] = {n: v for n, v in json.loads((adapter / "warm_up.json").read_text()).items() if n != "log"}
     write(report, args.json)
     for seed in args.desks:
 

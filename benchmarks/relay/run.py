@@ -5,11 +5,10 @@ Where bootstrapping must win: the relay house, from logs in which every piece of
 
 python -m benchmarks.relay.run
 
-All methods take the same number of gradient steps on the same logs, and never play. With `--plays` NLAC then begins
-with these logs in its replay buffer, stale failures, and plays from the highest floor. Each cell (house, method) is
-measured in a process of its own and kept in a file below --cells, so that a run that was stopped goes on where it was.
-Cells that are published already are not run again. `python -m benchmarks.cells relay <set> <folder>` adds a folder to
-them, whose set is its name.
+All methods take the same number of gradient steps on the same logs, and never play. With `--plays` NLAC begins with
+these logs in its replay buffer, stale failures, and plays from the highest floor. Each cell (house, method) is a
+process and a file below --cells, so that what was stopped goes on; published cells are not run again. `python -m
+benchmarks.cells relay <set> <folder>` adds a folder to them, whose set is its name.
 """
 
 import argparse
@@ -148,15 +147,7 @@ def examine(trainer: NLACTrainer, task: LearningTask, bootstrap: str) -> dict[st
 
 
 class FloorCurve(TrainerCallback):
-    """
-    Measures the success on every floor while a policy is trained.
-
-    Args:
-        player ([`Player`]):
-            Evaluates the policy.
-        interval (`int`):
-            Gradient steps between two evaluations.
-    """
+    """Measures the success on every floor while a policy is trained, every `interval` gradient steps."""
 
     def __init__(self, player: Player, interval: int):
         self.player, self.interval = player, interval
@@ -245,9 +236,7 @@ def main():
     parser.add_argument("--budget", type=int, default=600, help="environment steps, with --plays")
     parser.add_argument("--runs", type=Path, default=Path("runs/relay"))
     parser.add_argument("--cells", type=Path, default=Path("runs/relay_cells"))
-    parser.add_argument(
-        "--quick", action="store_true", help="one house of two floors, two methods, few steps; takes minutes"
-    )
+    parser.add_argument("--quick", action="store_true", help="a house of two floors, two methods, few steps; minutes")
     parser.add_argument("--in_process", action="store_true", help=argparse.SUPPRESS)
     words = sys.argv[1:]
     args = parser.parse_args(words)

@@ -2,11 +2,9 @@
 
 """
 What playing beside training saves, with a real vLLM server and environments whose steps take 0.2 to 2 s, long-tailed.
-
-`overlap_speedup`: seconds of an iteration of training that plays first, against one that plays beside training
-(`async_rollouts`); seconds for each environment step, if that ratio is smaller. The last iteration counts, which waits
-for all episodes. `idle_share` is the share of them in which the trainer waits for episodes. Server and trainer share
-the machine's cores, so that only the time of environments can be saved, and none of computing.
+`overlap_speedup` compares seconds of an iteration that plays first with those of one that plays beside training, or
+seconds for each environment step, if that ratio is smaller. `idle_share` is the share in which the trainer waits for
+episodes. Server and trainer share the cores, so that only the time of environments can be saved.
 
 python -m benchmarks.systems.async_rollouts --json benchmarks/results/async_rollouts.json
 """
@@ -103,10 +101,7 @@ def make_trainer(args, url: str, directory: str, max_iterations: int, **options)
     updates = args.samples_per_iteration // args.batch_size
     settings = tiny_options(
         directory,
-        save_strategy="no",
-        logging_steps=1,
-        learning_rate=1e-4,
-        bootstrap=NLACConfig.bootstrap,
+        **dict(save_strategy="no", logging_steps=1, learning_rate=1e-4, bootstrap=NLACConfig.bootstrap),
         max_steps=max_iterations * updates,
         episodes_per_iteration=args.episodes_per_iteration,
         samples_per_iteration=args.samples_per_iteration,

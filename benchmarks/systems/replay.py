@@ -2,21 +2,11 @@
 
 """
 The cost of a replay buffer: memory, adding, sampling, updating, saving and loading, from a thousand to a million
-transitions, with all episodes in memory.
-
-Every measurement runs in a separate process, with a full buffer whose capacity is the number of transitions. Its
-memory is the growth of the resident set (`VmRSS`, after `malloc_trim`, so that only the memory of the buffer itself
-counts). `memory_ratio` relates it to the size of the token ids of the stored episodes as int32.
-
-There are two kinds of episodes, each of ten turns with 100 to 300 tokens of action and as many of
-observation. `text` takes them from Python's documentation (the topics of `pydoc`), in pieces of at most six letters,
-which get arbitrary ids from a vocabulary of 151,643. `random` has the same text, but ids that are drawn uniformly and
-cannot be compressed.
-
-`sample_us` is the time of drawing a batch. `sample_draw_us` is the time of finding its transitions in the tree, the
-only part that grows with the buffer; the rest builds the episodes. These times are medians of the fastest of
-five rounds. The machine may be shared (`load_average`), so everything is timed twice: `_cpu` excludes waiting
-for a processor or a disk.
+transitions, each size in a process with a full buffer. `memory_ratio` relates the growth of the resident set (after
+`malloc_trim`) to the size of the token ids as int32. Episodes have ten turns with 100 to 300 tokens of action and as
+many of observation: `text` is Python's documentation in pieces that get arbitrary ids, `random` has ids that cannot be
+compressed. `sample_draw_us` is the part of `sample_us` that grows with the buffer; times are medians of the fastest of
+five rounds, and `_cpu` excludes waiting for a processor or a disk.
 
 python -m benchmarks.systems.replay --json benchmarks/results/replay.json
 """

@@ -2,23 +2,16 @@
 
 """
 How long rollouts wait for slow environments: wall time of `play_episodes` against a loop that plays one episode after
-the other, and against the ideal, in which all environments step at once and only latency and generation take time.
-
-The generator is a stub that answers at once, or after `--generation_seconds`, so that only the orchestration is
-measured. The serial loop is the same code with one environment instance (`max_instances=1`), run for
-eight episodes and scaled. `seconds` is the median of rollouts that reuse their instances, as in
-training; `first_seconds` is the time of the first rollout, which creates them.
-
-`computing` compares environments that compute in Python for `--compute_seconds` at each step, in threads and in
-processes (`environment_workers`): `process_speedup` is how much faster processes are, and `bare_speedup` how much
-faster the machine computes the same in two bare processes than in one, which is the most that two cores can give.
+the other (`max_instances=1`, eight episodes, scaled), and against the ideal, in which all environments step at once
+and only latency and generation take time. The generator is a stub that answers at once, or after
+`--generation_seconds`. `seconds` is the median of rollouts that reuse their instances, as in training, and
+`first_seconds` the time of the first one, which creates them.
 
 python -m benchmarks.systems.rollout --json benchmarks/results/rollout.json
 """
 
 import asyncio
 import json
-import multiprocessing
 import time
 from statistics import median
 
@@ -74,54 +67,6 @@ def make_environment(latency: float, num_turns: int, is_async: bool):
     return Async if is_async else Blocking
 
 
-def compute(amount: int) -> int:
-    """Compute in Python."""
-    total = 0
-    for i in range(amount):
-        total += i * i % 7
-    return total
-
-
-def amount_of(seconds: float) -> int:
-    """Return the amount that takes about this long, in a thread that has a core to itself."""
-    amount = 10_000
-    times = []
-    for _ in range(50):
-        start = time.perf_counter()
-        compute(amount)
-        times.append(time.perf_counter() - start)
-    return round(amount * seconds / median(times))
-
-
-def make_computing(amount: int, num_turns: int):
-    """Make an environment class whose steps compute."""
-
-    class Computing:
-        def reset(self) -> str:
-            self.turn = 0
-            return "win 1"
-
-        def step(self, action: str) -> StepResult:
-            compute(amount)
-            self.turn += 1
-            return StepResult("win 1", reward=float(self.turn == num_turns), terminated=self.turn == num_turns)
-
-    return Computing
-
-
-def bare_speedup(amount: int, number: int) -> float:
-    """Measure how much faster two processes compute than one, with nothing around it."""
-    amounts = [amount] * number
-    seconds = {}
-    for num_processes in (1, 2):
-        with multiprocessing.get_context("spawn").Pool(num_processes) as processes:
-            processes.map(compute, [1000] * 2 * num_processes)  # they have started
-            start = time.perf_counter()
-            processes.map(compute, amounts, chunksize=1)
-            seconds[num_processes] = time.perf_counter() - start
-    return seconds[1] / seconds[2]
-
-
 def make_roles(num_turns: int, generation: float) -> Roles:
     """Make roles whose generator is a stub."""
     chat = ChatEncoder(AutoTokenizer.from_pretrained(TINY_MODEL))
@@ -165,26 +110,12 @@ def measure(kind: str, generation: float, num_episodes: int, num_turns: int, lat
     }
 
 
-def measure_computing(compute_seconds: float, num_episodes: int, num_turns: int, runs: int) -> dict:
-    """Compare threads and processes for environments that compute."""
-    amount = amount_of(compute_seconds)
-    found = {"episodes": num_episodes, "compute_seconds": compute_seconds}
-    for workers in ("thread", "process"):
-        environment = make_computing(amount, num_turns)
-        first, *others = seconds_of(environment, num_episodes, num_turns, runs=1 + runs, workers=workers)
-        found |= {f"{workers}_seconds": round(median(others), 3), f"first_{workers}_seconds": round(first, 3)}
-    found["process_speedup"] = round(found["thread_seconds"] / found["process_seconds"], 2)
-    bare = [bare_speedup(amount, num_episodes * num_turns) for _ in range(runs)]
-    return {**found, "bare_speedup": round(median(bare), 2)}
-
-
 def main():
     parser = reporting.parser(__doc__)
     parser.add_argument("--num_episodes", type=int, default=64)
     parser.add_argument("--num_turns", type=int, default=8)
     parser.add_argument("--latency", type=float, default=0.05, help="seconds of a step")
     parser.add_argument("--generation_seconds", type=float, nargs="+", default=[0.0, 0.1], help="seconds of a batch")
-    parser.add_argument("--compute_seconds", type=float, default=0.02, help="seconds of a step that computes")
     parser.add_argument("--repetitions", type=int, default=5)
     args = parser.parse_args()
     sizes = (args.num_episodes, args.num_turns, args.latency, args.repetitions)
@@ -193,18 +124,11 @@ def main():
         for kind in ("blocking", "async"):
             rows.append(measure(kind, generation, *sizes))
             print(json.dumps(rows[-1]), flush=True)
-    computing = measure_computing(args.compute_seconds, args.num_episodes // 4, args.num_turns, args.repetitions)
-    print(json.dumps(computing), flush=True)
     report = {
-        "episodes": args.num_episodes,
-        "turns": args.num_turns,
-        "latency_seconds": args.latency,
+        **{"episodes": args.num_episodes, "turns": args.num_turns, "latency_seconds": args.latency},
         **reporting.setting("torch", "transformers", "trl"),
         "speedup_over_serial": min(row["speedup_over_serial"] for row in rows),
         "ratio_to_ideal": max(row["ratio_to_ideal"] for row in rows),
-        "process_speedup": computing["process_speedup"],
-        "bare_speedup": computing["bare_speedup"],
-        "computing": computing,
         "rows": rows,
     }
     reporting.write(report, args.json)

@@ -2,12 +2,9 @@
 
 """
 One update of the target weights against TRL's `SyncRefModelCallback.sync_target_model` of the same model: time and
-memory, in one process and under DeepSpeed ZeRO-3 with two; and the share of the gap between policy and target that
-1,000 updates close in bf16 training.
-
-Weights have the types of `bf16=True`: float32 in one process (autocast), bfloat16 with float32 masters under
-DeepSpeed. Bytes are those that PyTorch allocates for the second copy of the weights, and in addition during an update.
-The gap is opened by training steps, and closed by updates while the policy does not change.
+memory, in one process (float32 weights) and under DeepSpeed ZeRO-3 with two (bfloat16, with float32 masters); and the
+share of the gap between policy and target that 1,000 updates close in bf16 training. Bytes are those that PyTorch
+allocates for the second copy of the weights, and in addition during an update.
 
 python -m benchmarks.systems.target_weights --json benchmarks/results/target_weights.json
 """

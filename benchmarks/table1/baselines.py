@@ -28,13 +28,7 @@ SHARED = (
 
 
 class RFTTrainer(NLACTrainer):
-    """
-    Rejection fine-tuning (section 6.2): the policy plays, and is trained on samples of its successful episodes. The
-    arguments are those of [`NLACTrainer`]; options of the critic and of refinement have no effect.
-
-    Raises:
-        ValueError: If the model has chains of thought, of which conversations keep only a part.
-    """
+    """Rejection fine-tuning (section 6.2): NLAC without a critic, trained on samples of its successful episodes."""
 
     _tag_names = ["trl", "rft"]
     _name = "RFT"
@@ -66,13 +60,7 @@ class RFTTrainer(NLACTrainer):
         spread = spread_by_prefix if self._collate.shares_prefixes else spread_by_length
         num_steps = len(samples) // (accumulation * self.args.per_device_train_batch_size)
         return make_batches(
-            samples,
-            [None] * len(samples),
-            examples,
-            num_steps,
-            accumulation,
-            self.roles.chat.end_of_turn_id,
-            spread,
+            samples, [None] * len(samples), examples, num_steps, accumulation, self.roles.chat.end_of_turn_id, spread
         )
 
     def _example(self, sample: Sample) -> TrainingExample:
@@ -86,20 +74,7 @@ class RFTTrainer(NLACTrainer):
 def make_grpo_trainer(
     model: str, args: NLACConfig, task: Task, peft_config: "PeftConfig | None", num_generations: int, num_updates: int
 ) -> EpisodeGRPOTrainer:
-    """
-    Make a trainer for GRPO on whole episodes, which are played with NLAC's code, on vLLM if NLAC would be.
-
-    Args:
-        model (`str`), args ([`NLACConfig`]), task ([`Task`]), peft_config ([`~peft.PeftConfig`], *optional*):
-            As for [`NLACTrainer`].
-        num_generations (`int`):
-            Number of episodes of a task that are compared.
-        num_updates (`int`):
-            Number of times that each episode is trained on.
-
-    Raises:
-        ValueError: If the model has chains of thought, so that an episode is not one completion.
-    """
+    """Make a trainer for GRPO on whole episodes, which are played with NLAC's code, on vLLM if NLAC would be."""
     played_by_step = args.episodes_per_iteration // (args.per_device_train_batch_size * args.world_size)
     config = GRPOConfig(
         **{name: vars(args)[name] for name in SHARED},

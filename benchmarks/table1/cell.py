@@ -36,22 +36,9 @@ ASIDE = {
 @dataclass
 class CellArguments(TaskOptions):
     """
-    Arguments of a cell, in addition to those of [`NLACConfig`] and [`~trl.ModelConfig`].
-
-    Args:
-        method (`str`):
-            The method.
-        task (`str`):
-            The task.
-        stage (`str`):
-            `"evaluate"` measures the model's success, `"preflight"` tries one iteration of NLAC, `"train"` trains
-            and saves the model, from the last checkpoint if there is one.
-        results (`str`, *optional*):
-            JSON file for what the first two stages measure.
-        num_generations (`int`, *optional*, defaults to `4`):
-            Episodes that GRPO compares (section 6.2).
-        num_grpo_updates (`int`, *optional*, defaults to `4`):
-            Number of times that GRPO trains on an episode.
+    Arguments of a cell, in addition to those of [`NLACConfig`] and [`~trl.ModelConfig`]. The stage `"evaluate"`
+    measures the model's success, `"preflight"` tries one iteration of NLAC, and `"train"` trains and saves the model,
+    from the last checkpoint if there is one. `results` is for what the first two measure.
     """
 
     method: str = field(default="nlac", metadata={"help": "The method.", "choices": list(LABELS)})

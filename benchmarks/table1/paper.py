@@ -34,15 +34,7 @@ def figures_of_paper(model: str, method: str) -> dict[str, float]:
 
 
 def row(results: dict[str, dict[str, Any]], model: str, method: str) -> str:
-    """
-    Write the row of a method: success before and after training with 95 % intervals, and the paper's figure.
-
-    Args:
-        results (`dict[str, dict[str, Any]]`):
-            By column `before`, which can be missing, and `after`, each with `mean`, `low` and `high`.
-        model (`str`), method (`str`):
-            What was trained, and how.
-    """
+    """Write the row of a method: success before and after training with 95 % intervals, by column, and the paper's."""
     printed = figures_of_paper(model, method)
     rows = []
     for name, result in results.items():

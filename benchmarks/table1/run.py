@@ -7,13 +7,9 @@ figures.
         --accelerate_config zero3 --num_processes 8 --oracle_model gpt-4.1
 
 Each task takes four steps, in processes of their own: the base model's success, a preflight that stops a run that
-cannot learn (NLAC), training, and the trained model's success. What is done is kept in the folder of the row, and
-training goes on from its last checkpoint, so that the command can be given again. `trl-nlac plan --config
-examples/recipes/table1_nlac.yaml --gpus 8x80GB` estimates memory and time. All further options are those of the
-recipe and of the tasks (cell.py).
-
-With --dry_run every step is taken on the CPU, with the package's tiny model, two tasks and two gradient steps: it
-shows that nothing is missing on a machine, and no success.
+cannot learn (NLAC), training, and the trained model's success. The command can be given again: what is done is kept,
+and training goes on from its last checkpoint. Further options are those of the recipe and of the tasks (cell.py). With
+--dry_run every step is taken on the CPU, with the tiny model, two tasks and two gradient steps.
 """
 
 import argparse
@@ -57,10 +53,7 @@ def words_of(options: dict) -> list[str]:
 
 def launch(accelerate: list[str], words: list[str]) -> None:
     """
-    Run one step in processes of its own. A signal that ends the row ends them, too; training saves a checkpoint first.
-
-    Raises:
-        SystemExit: If it fails.
+    Run one step in processes of its own. A signal that ends the row ends them; training saves a checkpoint first.
     """
     command = [sys.executable, "-m", "accelerate.commands.launch", "--quiet", *accelerate]
     command += ["-m", "benchmarks.table1.cell", *words]
@@ -76,12 +69,7 @@ def launch(accelerate: list[str], words: list[str]) -> None:
 
 
 def check_base(success: dict[str, dict], expected: dict[str, float]) -> None:
-    """
-    Check that the base model starts where somebody has measured it.
-
-    Raises:
-        SystemExit: If it does not.
-    """
+    """Check that the base model starts where somebody has measured it, and end the row if it does not."""
     for name, of in success.items():
         if name in expected:
             check = check_success(of["mean"], of["episodes"], expected[name])
@@ -91,12 +79,7 @@ def check_base(success: dict[str, dict], expected: dict[str, float]) -> None:
 
 
 def read_expected(words: list[str]) -> dict[str, float]:
-    """
-    Read `column=success`.
-
-    Raises:
-        ValueError: If a word is something else.
-    """
+    """Read the expected success of base models: `column=success` each."""
     pairs = [word.partition("=") for word in words]
     return {name: float(value) for name, _, value in pairs}
 

@@ -31,24 +31,9 @@ MATH_PROMPTS = NLACPrompts(
 @dataclass
 class TaskOptions:
     """
-    What the tasks need besides a model.
-
-    Args:
-        math_dataset (`str`, *optional*, defaults to `"DigitalLearningGmbH/MATH-lighteval"`):
-            Problems: a dataset on the Hub, or a JSONL file.
-        oracle_model (`str`, *optional*):
-            Chat model that answers in 20 questions. If `None`, a table does; the paper has GPT-4.1.
-        oracle_base_url (`str`, *optional*):
-            Address of its endpoint. If `None`, OpenAI's.
-        train_objects (`str`, *optional*), eval_objects (`str`, *optional*):
-            Files with objects of 20 questions, one on each line. If `None`, those of the table; the paper has 1,000
-            and 500 of THINGS.
-        user_model (`str`, *optional*, defaults to `"gpt-4.1"`):
-            Model that plays the customers of τ-bench.
-        user_base_url (`str`, *optional*):
-            Address of an OpenAI-compatible server for it. If `None`, OpenAI's.
-        max_rows (`int`, *optional*):
-            Number of tasks to train and to evaluate on. If `None`, all.
+    What the tasks need besides a model. Without an oracle model a table answers in 20 questions, where the paper has
+    GPT-4.1; without files its objects are those of the table, where the paper has 1,000 and 500 of THINGS. Addresses
+    that are not given are OpenAI's.
     """
 
     math_dataset: str = field(
@@ -66,19 +51,8 @@ class TaskOptions:
 @dataclass(frozen=True)
 class Task:
     """
-    A task of the table.
-
-    Args:
-        train_dataset ([`~datasets.Dataset`]):
-            Tasks to train on.
-        eval_dataset (`dict[str, Dataset]`):
-            Tasks to evaluate on, by the column of the table.
-        environment_factory (`Callable` or `dict[str, Callable]`):
-            As in [`NLACTrainer`].
-        options (`dict[str, Any]`):
-            Options of [`NLACConfig`] that belong to the task.
-        prompts ([`NLACPrompts`], *optional*):
-            Prompts of the roles.
+    A task of the table: what to train on, what to evaluate on by column, and the options and prompts that belong to
+    it.
     """
 
     train_dataset: Dataset
@@ -90,13 +64,7 @@ class Task:
 
 def _math(options: TaskOptions) -> Task:
     train, held_out = math.make_tasks(options.math_dataset, options.max_rows or 500)
-    return Task(
-        _few(train, options),
-        {"math": held_out},
-        MathEnvironment,
-        OPTIONS["math"],
-        MATH_PROMPTS,
-    )
+    return Task(_few(train, options), {"math": held_out}, MathEnvironment, OPTIONS["math"], MATH_PROMPTS)
 
 
 def _twenty_questions(options: TaskOptions) -> Task:

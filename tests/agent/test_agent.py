@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from helpers.testing_utils import DESK, TASKS, ScriptedGenerator, make_config, make_trainer
+from helpers.testing_utils import DESK, TASKS, ScriptedGenerator, make_config, make_trained, make_trainer
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -100,7 +100,6 @@ def test_a_device_map_decides_where_the_model_is():
 
 
 def test_prompts_of_a_file(tmp_path):
-    """In place of those that were saved with the model."""
     NLACPrompts().save(tmp_path / "prompts.json")
     agent = NLACAgent.from_pretrained(TINY_MODEL, device="cpu", prompts=tmp_path / "prompts.json")
     assert agent.roles.prompts == NLACPrompts() != COMPACT_PROMPTS
@@ -137,7 +136,6 @@ def test_thought_of_react():
 
 
 def test_refine(agent):
-    """Every attempt is judged, and refinement ends at the first action that the critic calls the best."""
     torch.manual_seed(1)
     turns = [agent.act(MESSAGES, refine=3) for _ in range(6)]
     for turn in turns:
@@ -150,7 +148,6 @@ def test_refine(agent):
 
 
 def test_judgement_on_request(greedy):
-    """The final action is judged once, whichever way it was chosen."""
     torch.manual_seed(0)
     for improvement in ({}, {"refine": 1}, {"num_candidates": 2}):
         turn = greedy.act(MESSAGES, judge=True, **improvement)
@@ -165,7 +162,6 @@ def test_judgement_on_request(greedy):
 
 
 def test_candidates(agent):
-    """A large alpha takes the action with the highest verdict score, 0 takes any."""
     torch.manual_seed(2)
     turn = agent.act(MESSAGES, num_candidates=8, alpha=1e6)
     scores = [judgement.verdict_score for _, judgement in turn.candidates if judgement]
@@ -175,7 +171,6 @@ def test_candidates(agent):
 
 
 def test_several_conversations_at_once(agent, monkeypatch):
-    """Answers are in the order of the conversations, and each is improved separately."""
     sampled = replace(agent.roles.samplings["critic"], temperature=1.0)  # "Yes" is not what it is likeliest to say
     monkeypatch.setitem(agent.roles.samplings, "critic", sampled)
     others = [[{"role": "user", "content": f"{request} 2"}] for request in DESK.requests]
@@ -200,7 +195,6 @@ def test_evaluation_with_improved_actions(agent):
 
 
 def test_evaluations_of_a_seed_are_the_same(agent):
-    """With the rewards of functions."""
     pool = EnvironmentPool(lambda: make_environment(DESK))
     agent.options.max_turns = 2
     half = EpisodeRewards([lambda completions, **kwargs: [0.5] * len(completions)])
@@ -217,7 +211,6 @@ def test_no_answer_is_kept(agent):
 
 
 def test_it_acts_as_in_evaluation():
-    """Alone, in episodes, and where its actions are improved."""
     chat = ChatEncoder(AutoTokenizer.from_pretrained(TINY_MODEL))
     role_sampling = {"policy": {"max_tokens": 7}, "evaluation": {"max_tokens": 9}}
     options = RoleOptions(action_format="text", max_turns=1, max_format_retries=0, role_sampling=role_sampling)
@@ -293,7 +286,6 @@ def test_refine_what_another_agent_proposes(agent):
 
 
 def test_check(agent):
-    """It passes above the threshold, with the critic's reason."""
     proposed = "route billing amber photo noon"
     torch.manual_seed(3)
     judgement = agent.critique(MESSAGES, proposed)
@@ -323,7 +315,6 @@ def test_an_action_too_long_for_the_critic(num_futures):
 
 
 def test_predict_futures(agent, greedy):
-    """Several futures differ, even with a greedy critic; a single one is then the likeliest."""
     torch.manual_seed(6)
     proposed = "route billing amber photo noon"
     futures = agent.predict_futures(MESSAGES, proposed, k=6)
@@ -347,7 +338,6 @@ def test_futures_of_a_successor_model():
 
 
 def test_critique_all(greedy):
-    """They are judged as one by one, and in order."""
     proposed = [f"route {team} amber photo noon" for team in ("billing", "legal", "claims")]
     conversations = [[*MESSAGES, {"role": "assistant", "content": action}] for action in proposed]
     judged = greedy.critique_all(conversations)
@@ -362,10 +352,7 @@ def test_critique_all(greedy):
     [
         (lambda agent: agent.act([]), "there is no list of messages"),
         (lambda agent: agent.act([{"role": "assistant", "content": "Hi"}]), "it does not begin with a user's message"),
-        (
-            lambda agent: agent.act([*MESSAGES, {"role": "assistant", "content": "route"}]),
-            "there is nothing to answer",
-        ),
+        (lambda agent: agent.act([*MESSAGES, {"role": "assistant", "content": "route"}]), "is nothing to answer"),
         (lambda agent: agent.act(MESSAGES, refine=-1), "`refine` must be at least 0, got -1"),
         (lambda agent: agent.act(MESSAGES, num_candidates=0), "`num_candidates` must be at least 1, got 0"),
         (lambda agent: agent.critique(MESSAGES), "there is no `action`, and the last message is not the assistant's"),
@@ -378,10 +365,7 @@ def test_critique_all(greedy):
         (lambda agent: agent.predict_futures(MESSAGES, "route", k=0), "`k` must be at least 1, got 0"),
         (lambda agent: NLACAgent.from_pretrained(TINY_MODEL, "llama.cpp"), "`backend` must be .*got 'llama.cpp'"),
         (lambda agent: NLACAgent.from_pretrained(TINY_MODEL, "vllm", device="cpu"), "`device='cpu'` is for"),
-        (
-            lambda agent: NLACAgent.from_pretrained(TINY_MODEL, learning_rate=1),
-            "`learning_rate` is not an option of the roles",
-        ),
+        (lambda agent: NLACAgent.from_pretrained(TINY_MODEL, learning_rate=1), "`learning_rate` is not an option"),
     ],
 )
 def test_errors(agent, call, message):
@@ -390,10 +374,8 @@ def test_errors(agent, call, message):
 
 
 def test_next_to_a_trainer(tmp_path):
-    """An agent and a trainer in the same process do not disturb each other."""
     config = {"max_steps": 2, "logging_steps": 1}
-    trainer = make_trainer(tmp_path / "alone", config)
-    trainer.train()
+    trainer = make_trained(tmp_path / "alone", config)
     expected = [log["critic/loss"] for log in trainer.state.log_history if "critic/loss" in log]
     before = NLACAgent.from_pretrained(TINY_MODEL, device="cpu", action_format="text")
     trainer = make_trainer(tmp_path / "together", config)
@@ -405,11 +387,9 @@ def test_next_to_a_trainer(tmp_path):
 
 
 def test_adapter(tmp_path):
-    """A trained adapter can be loaded as an agent."""
     peft = pytest.importorskip("peft")
     config = {"max_steps": 1, "max_turns": 2, "learning_rate": 0.1}
-    trainer = make_trainer(tmp_path, config, peft_config=peft.LoraConfig(target_modules=["q_proj"]))
-    trainer.train()
+    trainer = make_trained(tmp_path, config, peft_config=peft.LoraConfig(target_modules=["q_proj"]))
     trainer.save_model()
     agent = NLACAgent.from_pretrained(str(tmp_path), device="cpu", temperature=0.0)
     assert (tmp_path / "adapter_config.json").exists() and agent.options.max_turns == 2
@@ -423,7 +403,6 @@ def test_adapter(tmp_path):
 
 @pytest.mark.parametrize("num_rows", [962, 976])  # of the tokens alone, and padded
 def test_an_adapter_with_tokens_of_its_own(tmp_path, num_rows):
-    """It is loaded with the rows that it was saved with, by the agent and by the trainer."""
     peft = pytest.importorskip("peft")
     base, tokenizer = AutoModelForCausalLM.from_pretrained(TINY_MODEL), AutoTokenizer.from_pretrained(TINY_MODEL)
     tokenizer.add_special_tokens({"additional_special_tokens": ["<|extra|>"]})
@@ -461,7 +440,6 @@ def test_an_adapter_of_a_multimodal_model(tmp_path):
 
 
 def test_one_thread_at_a_time():
-    """The others get an error that says what to use, and not a model that has gone."""
     agent = NLACAgent.from_pretrained(TINY_MODEL, device="cpu", action_format="text")
     with agent.generating(), ThreadPoolExecutor(1) as other:
         assert agent.act(MESSAGES).text  # of the same thread

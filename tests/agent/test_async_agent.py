@@ -27,7 +27,6 @@ class RecordingAgent(NLACAgent):
 
 
 def load(agent_class: type[NLACAgent] = RecordingAgent) -> NLACAgent:
-    """Load a greedy agent."""
     greedy = {role: {"temperature": 0.0} for role in ("evaluation", "critic", "refine")}
     options = dict(action_format="text", max_completion_length=48, role_sampling=greedy)
     return agent_class.from_pretrained(TINY_MODEL, device="cpu", **options)
@@ -39,7 +38,6 @@ def greedy():
 
 
 def test_together(greedy):
-    """Calls at the same time are one batch, and each gets the answer that it would get alone."""
     agent = AsyncNLACAgent(greedy)
 
     async def ask():
@@ -53,7 +51,6 @@ def test_together(greedy):
 
 
 def test_different_questions(greedy):
-    """Each kind has its own batches, none larger than allowed."""
     agent = AsyncNLACAgent(greedy, max_batch_size=2)
 
     async def ask():
@@ -92,7 +89,6 @@ def test_later_calls_join_the_next_batch(greedy):
 
 
 def test_another_loop(greedy):
-    """The same agent after its first loop was closed."""
     agent = AsyncNLACAgent(greedy)
     said = [asyncio.run(agent.act(STATES[0])).action for _ in range(2)]
     assert said[0] == said[1] and greedy.batches == [1, 1]
@@ -107,7 +103,6 @@ class FailingOnce(RecordingAgent):
 
 
 def test_errors_reach_the_callers():
-    """All calls of the batch get the error, later ones do not. Malformed conversations are in no batch."""
     failing = load(FailingOnce)
     agent = AsyncNLACAgent(failing)
 
@@ -136,7 +131,6 @@ class Waiting(RecordingAgent):
 
 
 def test_cancelled_calls(greedy):
-    """They are not answered, and do not disturb the others."""
     waiting = load(Waiting)
     agent = AsyncNLACAgent(waiting)
 
@@ -173,7 +167,6 @@ def test_a_batch_of_cancelled_calls_is_not_answered():
 
 
 def test_sampling_in_a_batch():
-    """The samples of one conversation do not depend on the others of its batch."""
     agent = AsyncNLACAgent(NLACAgent.from_pretrained(TINY_MODEL, device="cpu", action_format="text"))
 
     async def ask(number):

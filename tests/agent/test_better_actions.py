@@ -46,7 +46,6 @@ def test_a_refined_action_has_no_judgement_of_the_one_before():
 
 
 def test_alpha_weighs_the_verdict_scores():
-    """With a small one they hardly matter, however far apart they are."""
     torch.manual_seed(0)
     chosen: dict[float, set[str]] = {0.001: set(), 1.0: set()}
     for alpha, actions in chosen.items():
@@ -64,7 +63,6 @@ def test_alpha_weighs_the_verdict_scores():
 
 @pytest.mark.parametrize("alpha, unreadable", [(0.0, True), (1.0, False)])
 def test_a_candidate_whose_critique_cannot_be_read(alpha, unreadable):
-    """It is chosen only by chance, with an alpha of 0."""
     torch.manual_seed(0)
     chosen = set()
     for _ in range(20):

@@ -24,7 +24,6 @@ def agent():
 
 
 def test_reward_is_the_verdict_score(agent):
-    """Each action is scored in its context; several have the mean of their scores."""
     score = agent.critique(STATE, ACTION).verdict_score
     later = agent.critique([*STATE, ACTION, ANSWER], OBEYS).verdict_score
     assert abs(score - later) > 0.1
@@ -36,7 +35,6 @@ def test_reward_is_the_verdict_score(agent):
 
 
 def test_what_cannot_be_judged_has_no_reward(agent):
-    """The critique breaks its format, or the messages are not a conversation. Both are counted."""
     metrics = {}
     orphan = {"role": "tool", "content": "42"}
     rewards = CriticReward(agent)([STATE, STATE], [[orphan, ACTION], [ACTION]], log_metric=metrics.__setitem__)
@@ -67,7 +65,6 @@ def test_calls_of_tools(agent):
 
 
 def test_grpo_takes_it(agent, tmp_path):
-    """`GRPOTrainer` trains with it, and rewards differ."""
     torch.manual_seed(0)
     rows = Dataset.from_list([{"prompt": [{"role": "user", "content": f"{name} 2"}]} for name in ("situ", "dufa")])
     args = GRPOConfig(

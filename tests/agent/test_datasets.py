@@ -51,7 +51,6 @@ def test_rows(refined):
 
 
 def test_openings_stay(agent):
-    """System messages, examples and tools of logs stay in the prompts of the rows."""
     opening = [
         {"role": "system", "content": "Be brief."},
         *({"role": "user", "content": text} for text in ("x", "situ 2")),
@@ -67,7 +66,6 @@ def test_openings_stay(agent):
 
 
 def test_prompts_without_history(agent, refined):
-    """Where the policy sees the last observation alone, so does who learns from the rows."""
     actions = agent.roles.actions
     agent.roles.actions = ActionFormat(actions.chat, actions.name, keeps_history=False)
     try:
@@ -79,7 +77,6 @@ def test_prompts_without_history(agent, refined):
 
 
 def test_trainers_of_trl_take_them(refined, tmp_path):
-    """Both datasets can be trained on without changes."""
     settings = dict(use_cpu=True, bf16=False, report_to="none", max_steps=1, per_device_train_batch_size=4)
     sft = sft_dataset(refined[0])
     assert sft.column_names == ["prompt", "completion", "tools"]
@@ -172,7 +169,6 @@ class TestToolCalls:
             assert len(dataset) == 0 and dataset.column_names
 
     def test_trainers_of_trl_read_objects(self, tmp_path):
-        """In their tokens a call is what the chat template writes of it, not a string within a string."""
         arguments = {"team": "legal", "date": "2024-01-01"}
         rows = [{"messages": [{"role": "user", "content": "baku 2"}, make_call("{}")], "reward": 0.0}]
         tokenizer = AutoTokenizer.from_pretrained(TINY_MODEL)

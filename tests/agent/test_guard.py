@@ -37,7 +37,6 @@ class TestCalibration:
         assert 0.1 < measured["abstained"] < 0.5
 
     def test_abstention_helps(self):
-        """Where the guard decides, it is right more often than one that always does at the same share of blocks."""
         guard = Guard.calibrated(*draw(4000, 0))
         scores, failures = draw(4000, 1)
         abstains = outcomes(decide(guard, scores), failures)
@@ -56,14 +55,12 @@ class TestCalibration:
         assert decide(Guard(-1.0, 1.0), [-1.5, -1.0, 0.0, 1.0, 1.5]) == ["block", *["abstain"] * 3, "pass"]
 
     def test_it_is_measured_on_conversations_that_did_not_calibrate_it(self):
-        """Of those that did, no success would be blocked."""
         drawn = zip(*draw(400, 0), strict=True)
         judged = [(i, Judgement("", score > 0, score), failed) for i, (score, failed) in enumerate(drawn)]
         guard, measured, number = calibrate_by_half(judged, max_false_blocks=0.0)
         assert guard.num_actions + number == 400 and measured["false_blocks"] > 0
 
     def test_each_half_has_as_many_failures(self):
-        """Whichever of the conversations failed."""
         for lost in combinations(range(6), 2):
             judged = [(i, Judgement("", i not in lost, -1.0 if i in lost else 1.0), i in lost) for i in range(6)]
             guard, measured, number = calibrate_by_half(judged)

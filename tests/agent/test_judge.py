@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 
 import json
+import threading
+import time
 from functools import partial
 
 import pytest
-from helpers.chat_server import ChatServer, answers_at_a_time
-from helpers.testing_utils import make_roles, make_trainer, play
+from helpers.testing_utils import make_roles, make_trained, play
 
+from benchmarks.chat_server import ChatServer
 from trl_nlac import JudgeReward
 from trl_nlac.agent.judge import parse_score, transcript
 from trl_nlac.environments import EnvironmentFailure, StepResult
@@ -96,14 +98,21 @@ def test_an_answer_without_a_score_is_asked_for_again():
 
 
 def test_no_more_requests_at_a_time_than_allowed():
-    with ChatServer(answers_at_a_time(2, "Score: 5")).running() as url:
+    places = threading.Semaphore(2)
+
+    def answer(messages: list[dict]) -> str:
+        if not places.acquire(blocking=False):
+            return "These are too many."
+        time.sleep(0.05)
+        places.release()
+        return "Score: 5"
+
+    with ChatServer(answer).running() as url:
         judge = JudgeReward(url, "Short answers.", "teacher", max_concurrency=2, max_retries=0)
         assert finish(judge([STATE] * 6, [said("a" * i) for i in range(6)])) == [0.5] * 6
 
 
 def test_what_cannot_be_judged_fails_alone():
-    """It is no episode with a reward of 0."""
-
     class Ends:
         def reset(self):
             return "begin"
@@ -126,7 +135,6 @@ def test_what_cannot_be_judged_fails_alone():
     [b"<html>busy</html>", b'{"choices": [', b"[]", b'{"choices": []}', b'{"error": {"message": "busy"}}', b"\xff"],
 )
 def test_an_odd_answer_fails_alone(odd):
-    """It is asked for again before."""
     server = ChatServer(lambda messages: odd if "assistant: odd" in messages[-1]["content"] else "Score: 3")
     with server.running() as url:
         judge = JudgeReward(url, "Short answers.", "teacher", max_retries=1)
@@ -147,9 +155,7 @@ def test_a_server_need_not_count_tokens(usage, tokens):
 
 
 def test_a_server_that_is_gone():
-    judge = JudgeReward(
-        "http://127.0.0.1:9/v1", "Short answers.", "teacher", max_retries=0, api_key="sk-1234567890abcdefgh"
-    )
+    judge = JudgeReward("http://127.0.0.1:9/v1", "Be short", "teacher", max_retries=0, api_key="sk-1234567890abcdefgh")
     (failure,) = finish(judge([STATE], [said("ab")]))
     assert isinstance(failure, EnvironmentFailure) and "APIConnectionError" in str(failure)
 
@@ -163,8 +169,7 @@ def test_what_is_no_conversation_is_a_failure():
 def test_training(tmp_path):
     with ChatServer(Judge()).running() as url:
         judge = JudgeReward(url, "Short answers.", "teacher", max_retries=0, cache=tmp_path / "cache.jsonl")
-        trainer = make_trainer(tmp_path / "run", {"logging_steps": 1}, reward_funcs=judge)
-        trainer.train()
+        trainer = make_trained(tmp_path / "run", {"logging_steps": 1}, reward_funcs=judge)
     logs = [log for log in trainer.state.log_history if "loss" in log]
     assert all(log["judge/judged"] + log["judge/failed"] > 0 for log in logs)
     assert len((tmp_path / "cache.jsonl").read_text().splitlines()) == judge.counts["judged"]

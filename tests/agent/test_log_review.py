@@ -39,21 +39,16 @@ def row(reward: float, *numbers: int) -> dict:
 
 
 def test_findings_are_the_surest_step_of_each_failure(agent):
-    """Steps of successes are none, nor those that the critic would take."""
     rows = [row(0.0, 4, 3), row(1.0, 0, 0), row(0.0, 4, 1, 2), row(0.0, 8, 9)]
     findings, number = LogReview(rows, [], 8, 0).find(agent, 3)
     assert [(found.conversation, found.step, found.score) for found in findings] == [(2, 1, -4.0), (0, 1, -2.0)]
-    assert [(found.action, found.num_steps, found.reward) for found in findings] == [
-        ("go 1", 3, 0.0),
-        ("go 3", 2, 0.0),
-    ]
+    assert [(f.action, f.num_steps, f.reward) for f in findings] == [("go 1", 3, 0.0), ("go 3", 2, 0.0)]
     assert number == 7
     assert LogReview(rows, [], 8, 0).find(agent, 1) == (findings[:1], 7)
     assert LogReview(rows, [], 3, 0).find(agent, 3)[1] <= 3
 
 
 def test_agreement_with_outcomes(agent):
-    """At each end the critic is right, and before it is not."""
     held_out = [row(1.0, 0, 9), row(0.0, 8, 1)]
     metrics = critic_metrics(LogReview([], held_out, 8, 0).judge_held_out(agent), 1.0)
     assert (metrics["steps"], metrics["readable"]) == (4, 1.0)

@@ -37,7 +37,6 @@ def agent():
 
 @contextmanager
 def serving(served: ServedAgent) -> Iterator[OpenAI]:
-    """Serve an agent, and return a client."""
     server = Server()
     key = server.open(served, "sk-mine")
     with OpenAI(base_url=server.base_url, api_key=key, max_retries=0) as client:
@@ -91,7 +90,6 @@ class TestAnswers:
         assert all(answer.choices[0].message.tool_calls[0].function == expected for answer in answers)
 
     def test_an_answer_that_is_cut(self):
-        """At the limit of the agent's tokens, as OpenAI says it."""
         agent = NLACAgent.from_pretrained(TINY_MODEL, device="cpu", action_format="text", max_completion_length=2)
         with serving(ServedAgent(agent)) as client:
             chosen = client.chat.completions.create(model="policy", messages=STATE).choices[0]
@@ -99,7 +97,6 @@ class TestAnswers:
         assert chosen.finish_reason == "length" and written.status == "incomplete"
 
     def test_a_text_of_stop_ends_an_answer(self):
-        """Also one that went on from there to the limit of its tokens."""
         options = {"action_format": "text", "max_completion_length": 4, "temperature": 0.0}
         agent = NLACAgent.from_pretrained(TINY_MODEL, device="cpu", **options)
         with serving(ServedAgent(agent)) as client:
@@ -155,7 +152,6 @@ class TestAnswers:
         assert ask(client).choices
 
     def test_long_bodies_are_read(self, client):
-        """Those of conversations with large results of tools, for example."""
         with pytest.raises(NotFoundError, match="agents in training"):
             client.post("/reward", body={"reward": 1.0, "note": "x" * 2 * 2**20}, cast_to=httpx.Response)
 
@@ -203,7 +199,6 @@ class TestGuard:
 
 
 def test_the_command():
-    """It prints where it serves, answers, and ends with a signal."""
     command = [sys.executable, "-m", "trl_nlac", "serve", TINY_MODEL, "--port", "0", "--option", "action_format=text"]
     variables = {**os.environ, "NLAC_API_KEY": "sk-mine-and-secret-0123", "HF_HUB_OFFLINE": "1"}
     root = Path(__file__).parents[2]

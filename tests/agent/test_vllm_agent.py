@@ -8,7 +8,7 @@ import sys
 
 import pytest
 import torch
-from helpers.testing_utils import make_trainer
+from helpers.testing_utils import make_trained
 from helpers.vllm_utils import MAX_MODEL_LENGTH, Server, free_port, run
 from peft import LoraConfig
 
@@ -68,8 +68,7 @@ def adapter(tmp_path_factory):
     path = tmp_path_factory.mktemp("adapter")
     config = LoraConfig(r=4, lora_alpha=64, target_modules="all-linear")
     options = {"max_steps": 3, "learning_rate": 1e-2}
-    trainer = make_trainer(path, options, peft_config=config)
-    trainer.train()
+    trainer = make_trained(path, options, peft_config=config)
     trainer.save_model()
     assert expected(str(path)) != expected(TINY_MODEL)
     return str(path)
@@ -112,7 +111,6 @@ def test_server(server):
 
 
 def test_command_line(server, tmp_path):
-    """`trl-nlac evaluate` with a server."""
     command = [sys.executable, "-m", "trl_nlac", "evaluate", TINY_MODEL, "--backend", f"{server.url}/v1"]
     command += ["--environment_factory", "trl_nlac.environments.embedded:demo_environment"]
     command += ["--option", "action_format=text", "max_turns=2", "--json", str(tmp_path / "metrics.json")]

@@ -8,7 +8,15 @@ from dataclasses import replace
 
 import pytest
 from datasets import Dataset
-from helpers.testing_utils import ScriptedGenerator, make_roles_of, make_tokenizer, make_trainer, play, read_logs
+from helpers.testing_utils import (
+    ScriptedGenerator,
+    make_roles_of,
+    make_tokenizer,
+    make_trained,
+    make_trainer,
+    play,
+    read_logs,
+)
 
 from trl_nlac import NLACPrompts
 from trl_nlac.agent.better_actions import refinement_rounds
@@ -105,7 +113,6 @@ def play_huge(roles, environment, door):
 
 
 def ask_every_role(roles, transitions, targets_of=("implicit", "explicit", "monte_carlo")):
-    """Ask for targets of every kind, critiques, refined actions in rounds and rewritten thoughts."""
     for bootstrap in targets_of:
         targets = bellman_targets(roles, transitions, bootstrap)
     attempts = sample_attempts(roles, transitions)
@@ -215,8 +222,6 @@ def test_results_of_several_tools_share_the_room(chat):
 
 
 def test_long_histories_are_cut_for_the_critic_too(chat):
-    """The state fits, and the question about it does not: older turns are left out, whole."""
-
     class Corridor:
         def reset(self, number):
             self.turn = 0
@@ -288,8 +293,6 @@ def test_logs_are_shortened_with_a_warning_or_refused(chat, caplog):
 
 
 def test_what_cannot_be_trained_on_is_not_drawn_again(tmp_path):
-    """A task whose prompts are too long for the critic beside one that is short."""
-
     class Tasks:
         def reset(self, number):
             return "baku " * number + "2"
@@ -300,17 +303,14 @@ def test_what_cannot_be_trained_on_is_not_drawn_again(tmp_path):
     config = {"max_prompt_length": 40, "max_completion_length": 16, "max_steps": 6, "logging_steps": 1}
     dataset = Dataset.from_dict({"number": [1, 34] * 8})
     arguments = {"environment_factory": Tasks, "train_dataset": dataset}
-    trainer = make_trainer(tmp_path, config | {"shuffle_dataset": False}, **arguments)
-    trainer.train()
+    trainer = make_trained(tmp_path, config | {"shuffle_dataset": False}, **arguments)
     counts = [entry["replay/num_left_out"] for entry in trainer.state.log_history if "replay/num_left_out" in entry]
     assert 0 < counts[0] <= counts[-1] <= 12
     before = {sample.transition_id for sample in trainer.replay.sample(200)}
     is_long = {i for i, episode in enumerate(trainer.replay.episodes) if episode.task["number"] == 34}
     assert len(before & is_long) == len(is_long) - counts[-1]
     trainer = make_trainer(
-        tmp_path / "long",
-        config | {"max_steps": 12},
-        **arguments | {"train_dataset": dataset.select([1] * 8)},
+        tmp_path / "long", config | {"max_steps": 12}, **arguments | {"train_dataset": dataset.select([1] * 8)}
     )
     with pytest.raises(TrainingStopped, match="of all roles are longer than `max_prompt_length`"):
         trainer.train()

@@ -14,7 +14,6 @@ from trl_nlac.gateway.environment import _run_command
 
 
 def words_of(command, task, tmp_path):
-    """The words that a program gets."""
     program = f"import json, sys; open({str(tmp_path / 'words')!r}, 'w').write(json.dumps(sys.argv[1:])); print(1)"
     finish(_run_command([sys.executable, "-c", program, *command], task, "http://127.0.0.1:1", "key"))
     return json.loads((tmp_path / "words").read_text())
@@ -33,7 +32,6 @@ def test_a_column_does_not_become_an_option(tmp_path, word, text):
 
 
 def test_a_column_cannot_be_the_mark_itself(tmp_path):
-    """`--` in a column does not free the words after it."""
     with pytest.raises(EnvironmentFailure, match="can be taken for an option"):
         words_of(["{mark}", "{task}"], {"mark": "--", "task": "-rf"}, tmp_path)
 

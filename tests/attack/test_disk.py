@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from helpers.report_utils import training_row, write_log
-from helpers.testing_utils import make_trainer
+from helpers.testing_utils import make_trained, make_trainer
 from transformers import TrainerCallback
 
 from trl_nlac.cli.main import main
@@ -23,7 +23,6 @@ OPTIONS = {
 
 @pytest.fixture
 def disk(tmp_path):
-    """A small disk, and what remounts it with other options."""
     folder = tmp_path / "disk"
     folder.mkdir()
 
@@ -39,7 +38,6 @@ def disk(tmp_path):
 
 
 def fill(folder: Path) -> None:
-    """Leave no room."""
     with (folder / "filler").open("wb", buffering=0) as file:
         for size in (2**20, 2**12, 1):
             try:
@@ -50,8 +48,6 @@ def fill(folder: Path) -> None:
 
 
 class Fill(TrainerCallback):
-    """Fills the disk at the beginning of a step."""
-
     def __init__(self, folder: Path, step: int):
         self.folder, self.step = folder, step
 
@@ -62,7 +58,6 @@ class Fill(TrainerCallback):
 
 @pytest.mark.parametrize("step, what", [(3, "checkpoint"), (2, "log")])
 def test_a_disk_that_becomes_full(disk, step, what):
-    """In the middle of a checkpoint, or of a log: the checkpoint before stays, and the run goes on from there."""
     folder, _ = disk
     run = folder / "run"
     trainer = make_trainer(run, {**OPTIONS, "logging_steps": 1 if what == "log" else 100})
@@ -96,13 +91,11 @@ def test_a_report_on_a_full_or_read_only_disk(disk, capsys):
 
 
 def test_few_files(tmp_path):
-    """With 64 files a run ends as with any number."""
     files = resource.getrlimit(resource.RLIMIT_NOFILE)
     used = max(map(int, os.listdir("/proc/self/fd")))
     resource.setrlimit(resource.RLIMIT_NOFILE, (used + 48, files[1]))
     try:
-        trainer = make_trainer(tmp_path, OPTIONS)
-        trainer.train()
+        make_trained(tmp_path, OPTIONS)
         assert main(["report", str(tmp_path)]) == 0
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, files)

@@ -1,22 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 
-
 """Odd servers behind an OpenAI endpoint: each gives one line that names the server and what it did."""
 
 import asyncio
 import json
-import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from http.server import ThreadingHTTPServer
 from typing import Any
 
 import pytest
 from helpers.cli_utils import ENVIRONMENT
-from helpers.http_utils import JSONHandler
 from transformers import AutoTokenizer
 
+from benchmarks.chat_server import FakeServer, JSONHandler
 from trl_nlac import JudgeReward
 from trl_nlac.cli.main import main
 from trl_nlac.environments import EnvironmentFailure
@@ -42,20 +38,6 @@ def with_logprobs(values: Any) -> dict[str, Any]:
 
 
 class Raw:
-    """
-    An answer that is not JSON.
-
-    Args:
-        body (`bytes`):
-            What is sent.
-        status (`int`), kind (`str`), headers (`dict[str, str]`):
-            Status, content type and further headers.
-        missing (`int`):
-            Bytes that are announced and not sent.
-        seconds (`float`):
-            Time until the answer.
-    """
-
     def __init__(self, body=b"", status=200, kind="application/json", headers=None, missing=0, seconds=0.0):
         self.body, self.status, self.missing, self.seconds = body, status, missing, seconds
         self.headers = {"Content-Type": kind, **(headers or {})}
@@ -132,31 +114,13 @@ class _Server(ThreadingHTTPServer):
         """Say nothing about a client that does not wait for its answer: other tests read what is printed."""
 
 
-class OddServer:
-    """Answers as it is told: `models` to the list of models, `answer` to everything else."""
-
-    def __init__(self, answer: Any, models: Any = MODELS):
-        self.answer = answer
-        self.models = models
-
-    @contextmanager
-    def running(self) -> Iterator[str]:
-        handler = type("Handler", (_Handler,), {"server_of_tests": self})
-        with _Server(("127.0.0.1", 0), handler) as server:
-            threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
-            yield f"http://user:password1@127.0.0.1:{server.server_port}/v1"
-            server.shutdown()
-
-
 class _Handler(JSONHandler):
-    server_of_tests: OddServer
-
     def do_GET(self):
-        self.give(self.server_of_tests.models)
+        self.give(self.of.models)
 
     def do_POST(self):
         self.read()
-        self.give(self.server_of_tests.answer)
+        self.give(self.of.answer)
 
     def give(self, answer: Any) -> None:
         if not isinstance(answer, Raw):
@@ -168,6 +132,16 @@ class _Handler(JSONHandler):
         self.send_header("Content-Length", str(len(answer.body) + answer.missing))
         self.end_headers()
         self.wfile.write(answer.body)
+
+
+class OddServer(FakeServer):
+    """Answers as it is told: `models` to the list of models, `answer` to everything else."""
+
+    handler, server, address = _Handler, _Server, "http://user:password1@127.0.0.1:{port}/v1"
+
+    def __init__(self, answer: Any, models: Any = MODELS):
+        self.answer = answer
+        self.models = models
 
 
 CLIENT = {"max_retries": 0, "timeout": 1.0, "api_key": SECRET}
@@ -226,7 +200,6 @@ def test_judges(name):
 
 
 def test_what_is_merely_unusual(tokenizer):
-    """Descriptions without an owner, lengths that are no numbers, half characters, more tokens than were asked for."""
     models = {"data": [{"id": "other"}, {"id": "me", "max_model_len": "long"}]}
     server = OddServer(choice(text="si\ud800tu", finish_reason=None), models)
     with server.running() as url:

@@ -12,7 +12,7 @@ import tarfile
 from pathlib import Path
 
 import pytest
-from helpers.testing_utils import make_trainer
+from helpers.testing_utils import make_trained, make_trainer
 
 from trl_nlac import NLACAgent
 from trl_nlac.cli.errors import CommandError, one_line_errors_of_files
@@ -48,8 +48,6 @@ def pay(**kwargs):
 
 
 class Bomb:
-    """Leaves a mark when it is unpickled."""
-
     def __init__(self, marker: Path):
         self.marker = marker
 
@@ -145,7 +143,6 @@ def test_a_damaged_origin_gives_one_line(downloaded, capsys, text, problem):
 
 
 def test_code_of_a_model_needs_trust(downloaded, marker, capsys):
-    """`auto_map` of a configuration and of a tokenizer, as the Hub has it."""
     config = json.loads((downloaded / "config.json").read_text())
     config |= {"model_type": "mine", "auto_map": {"AutoConfig": "genv.Env", "AutoModelForCausalLM": "genv.Env"}}
     (downloaded / "config.json").write_text(json.dumps(config))
@@ -190,7 +187,6 @@ def test_weights_in_pickles_do_not_run(downloaded, marker, capsys):
     ids=["list", "half", "no text", "deep", "template", "controls"],
 )
 def test_damaged_files_of_a_model_give_one_line(downloaded, marker, capsys, name, content):
-    """Whatever the libraries say that read them."""
     (downloaded / name).write_bytes(content)
     with pytest.raises(CommandError) as error, one_line_errors_of_files("downloaded"):
         NLACAgent.from_pretrained("downloaded", device="cpu")
@@ -240,7 +236,6 @@ def test_damaged_files_of_a_model_give_one_line_in_every_command(downloaded, cap
 
 
 def test_datasets_with_code(downloaded, marker, capsys):
-    """A script, and pickles in an archive."""
     tasks = downloaded / "tasks"
     tasks.mkdir()
     (tasks / "tasks.py").write_text(CODE.format(marker=marker))
@@ -257,9 +252,7 @@ def test_datasets_with_code(downloaded, marker, capsys):
             archive.addfile(entry, io.BytesIO(pickled))
     assert main(words) == 2
     errors = capsys.readouterr().err.splitlines()
-    assert len(errors) == 2 and all(
-        error.startswith("trl-nlac evaluate: error: downloaded/tasks: ") for error in errors
-    )
+    assert len(errors) == 2 and all(e.startswith("trl-nlac evaluate: error: downloaded/tasks: ") for e in errors)
     assert not marker.exists()
 
 
@@ -291,8 +284,7 @@ def test_how_a_model_generates_is_no_code(downloaded, marker):
 
 
 def test_pickles_of_a_checkpoint_do_not_run(tmp_path, marker):
-    trainer = make_trainer(tmp_path / "run", {"save_strategy": "steps", "save_steps": 1, "max_steps": 1})
-    trainer.train()
+    make_trained(tmp_path / "run", {"save_strategy": "steps", "save_steps": 1, "max_steps": 1})
     for name in ("optimizer.pt", "scheduler.pt", "rng_state.pth", "training_args.bin"):
         copy = tmp_path / name / "checkpoint-1"
         shutil.copytree(tmp_path / "run" / "checkpoint-1", copy)
@@ -311,8 +303,7 @@ def test_pickles_of_a_checkpoint_do_not_run(tmp_path, marker):
 
 def test_odd_files_of_a_checkpoint_are_named(tmp_path):
     """Whose manifest is right: nobody has damaged them."""
-    trainer = make_trainer(tmp_path / "run", {"save_strategy": "steps", "save_steps": 1, "max_steps": 1})
-    trainer.train()
+    make_trained(tmp_path / "run", {"save_strategy": "steps", "save_steps": 1, "max_steps": 1})
     of_process = "nlac/rank_00000"
     for i, (name, content) in enumerate(
         [

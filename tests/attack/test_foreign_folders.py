@@ -118,7 +118,6 @@ def test_odd_options_of_generation(tmp_path, capsys, name, value):
 
 @pytest.mark.parametrize("value", [None, -1, 1.5, "x", "[3]", '{"a": NaN}', "[" * 2000])
 def test_a_foreign_buffer(tmp_path, capsys, value):
-    """Of which one column is something else, or missing."""
     replay, path = PrioritizedReplay(9), tmp_path / "episodes.parquet"
     replay.add([make_text_episode(np.random.default_rng(0))])
     replay.save(tmp_path)

@@ -71,8 +71,6 @@ print("failures", [log["environment/failure_rate"] for log in trainer.state.log_
 
 
 class Echo:
-    """Answers at once."""
-
     def ask(self, request):
         request.reply(Reply({"role": "assistant", "content": "yes"}, 1, 1))
 
@@ -112,7 +110,6 @@ def ask_again(port: int, key: str) -> int:
 
 
 def raw(port: int, sent: bytes, timeout: float = 20) -> bytes:
-    """Send bytes, and return all that comes until the server closes."""
     with socket.create_connection((HOST, port), timeout) as connection:
         connection.sendall(sent)
         parts = []
@@ -126,7 +123,6 @@ def attack(port: int, seconds: float) -> subprocess.Popen:
 
 
 def test_connections_without_a_key_leave_files_to_the_process(monkeypatch):
-    """Under a limit of 256 files, of which others must not get more than an eighth."""
     files = resource.getrlimit(resource.RLIMIT_NOFILE)
     used = len(os.listdir("/proc/self/fd"))
     resource.setrlimit(resource.RLIMIT_NOFILE, (256, files[1]))

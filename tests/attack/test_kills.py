@@ -27,14 +27,10 @@ from trl_nlac.training.manifest import check_manifest
 
 
 # Checkpoints between two logs, of iterations of two steps; the run ends within one.
-SHORT = {
-    **{"max_steps": 5, "save_steps": 1, "logging_steps": 2, "eval_steps": 3, "eval_on_start": False},
-    **{"max_turns": 2},
-}
+SHORT = dict(max_steps=5, save_steps=1, logging_steps=2, eval_steps=3, eval_on_start=False, max_turns=2)
 
 
 def test_killed_runs_end_like_one_that_was_not(tmp_path):
-    """Weights, target weights, replay buffer, log, episodes and audit, bit for bit."""
     found = kill_runs(tmp_path, 2, random.Random(0), longest=1.5, **SHORT)
     assert found["kills"] == 2 and found["differences"] == []
 
@@ -85,7 +81,6 @@ def test_killed_runs_that_play_beside_training_end_like_one_that_was_not(tmp_pat
 
 
 def test_records_of_a_resumed_run(tmp_path):
-    """From every checkpoint, also from one between two logs and from the last one, before the run has ended."""
     train(tmp_path / "whole", **SHORT)
     expected = contents(tmp_path / "whole")
     assert {"completions/completions_00005.parquet", "_audit/audit_00005_process0.parquet"} <= expected.keys()
@@ -98,7 +93,6 @@ def test_records_of_a_resumed_run(tmp_path):
 
 
 def test_damaged_files_are_named(tmp_path):
-    """Of every kind, a lost manifest among them."""
     outcomes = damage_checkpoints(tmp_path, 2, random.Random(1), **SHORT)
     assert outcomes.keys() == set(DAMAGES)
     allowed = {"refused, the file and the checkpoint before are named", "resumed, the same bit for bit"}

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
 
-
 """A run to which secrets are given in every way, and everything that it writes, prints and shows."""
 
 import copy
@@ -19,20 +18,8 @@ from trl_nlac.cli.main import main
 from trl_nlac.secrets import HIDDEN, hide_in_text, remember_secrets
 
 
-SECRETS = {
-    "hub": "velvet-otter-of-the-hub",
-    "model": "velvet-otter-of-the-model",
-    "server": "velvet-otter-of-the-server",
-    "template": "velvet-otter-of-the-template",
-    "environment": "velvet-otter-of-the-environment",
-    "nested": "velvet-otter-in-a-list",
-    "database": "velvet-otter-of-the-database",
-    "task": "velvet-otter-of-a-task",
-    "evaluation": "velvet-otter-of-an-evaluation",
-    "reward": "velvet-otter-of-a-reward",
-    "rewarding": "velvet-otter-of-the-rewarding",
-    "source": "velvet-otter-in-the-source",
-}
+PLACES = "hub model server template environment nested database task evaluation reward rewarding source".split()
+SECRETS = {place: f"velvet-otter-of-the-{place}-17" for place in PLACES}
 ENVIRONMENT = f"""
 from trl_nlac.environments import StepResult
 
@@ -92,7 +79,6 @@ DATA = ("nlac/rank_00000/episodes.parquet", "_nlac_tasks.jsonl")
 
 
 def shown(path: Path) -> str:
-    """All that a file holds, in one text."""
     text = path.read_bytes().decode(errors="replace")
     if path.suffix == ".parquet":
         table = pq.read_table(path)
@@ -154,7 +140,6 @@ def test_everything_that_a_run_writes_prints_and_shows(folder, capfd, caplog):
 
 
 def test_options_in_text_and_in_pickles(tmp_path):
-    """Wherever options are shown; copies keep them."""
     given = {
         "hub_token": SECRETS["hub"],
         "model_init_kwargs": {"token": SECRETS["model"], "dtype": "float32"},

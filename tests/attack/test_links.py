@@ -9,10 +9,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from helpers.chat_server import ChatServer
 from helpers.report_utils import training_row, write_log
 from helpers.testing_utils import make_trainer
 
+from benchmarks.chat_server import ChatServer
 from trl_nlac import JudgeReward, NLACPrompts
 from trl_nlac.agent.guard import Guard
 from trl_nlac.cli.main import main
@@ -36,7 +36,6 @@ _WATCHED: list[tuple[Path, set[str]]] = []
 
 
 def _note(event: str, arguments: tuple) -> None:
-    """Note what is opened for writing, made or renamed, by any code in Python."""
     if not _WATCHED or event not in ("open", "os.mkdir", "os.rename"):
         return
     if event == "open" and not (isinstance(arguments[2], int) and arguments[2] & (os.O_WRONLY | os.O_RDWR)):
@@ -63,7 +62,6 @@ def written_by(action, folder: Path) -> set[str]:
 
 
 def plant(folder: Path, name: str, outside: Path) -> None:
-    """Put a link at a name, to a file or a folder of somebody else."""
     path = folder / name
     path.parent.mkdir(parents=True, exist_ok=True)
     path.symlink_to(outside / ("file" if path.suffix or name == "_lock" else "folder"))
@@ -84,7 +82,6 @@ def is_untouched(outside: Path) -> bool:
 
 
 def test_training_follows_no_link(tmp_path):
-    """At all names that a run with all records writes, found by tracing one."""
     options = {
         **{"max_steps": 4, "save_strategy": "steps", "save_steps": 2, "logging_steps": 1},
         **{"save_total_limit": 1, "max_turns": 2, "log_completions": True, "audit_samples": 2},

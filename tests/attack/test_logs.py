@@ -72,7 +72,6 @@ def test_many_lines():
 @pytest.mark.parametrize("indent", [None, 1])
 @pytest.mark.parametrize("begins", ["[", "[\n"])
 def test_a_row_is_counted_once(tmp_path, indent, begins):
-    """Wherever a list of ten rows is cut."""
     row = json.dumps(ROW, indent=indent)
     whole = begins + f",\n{'' if indent is None else ' '}".join([row] * 10) + "]\n"
     for length in random.Random(0).sample(range(len(whole)), 40) + [len(whole) - 3, len(whole) - 2]:

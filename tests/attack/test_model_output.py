@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
 
-
 """Whatever a model writes is an action, or unreadable and counted. It ends no run, and no environment is blamed."""
 
 import json
@@ -36,15 +35,7 @@ NAMES = ("look", "add", "none", "", "NLACMESSAGE0X", "NLACTOOL", "NLACBREAK", "_
 
 
 class Writer:
-    """
-    Writes answers of the kinds that broke something once, cut and mixed with tags and random tokens.
-
-    Args:
-        chat ([`~chat.encoder.ChatEncoder`]):
-            Encodes them.
-        seed (`str`):
-            Seed of the answers.
-    """
+    """Writes answers of the kinds that broke something once, cut and mixed with tags and random tokens."""
 
     def __init__(self, chat: ChatEncoder, seed: str):
         self.chat = chat
@@ -192,8 +183,6 @@ def test_every_answer_is_an_action_or_unreadable(template, name, environment):
 
 
 class WildGenerator(ScriptedGenerator):
-    """Answers as a [`Writer`] does, or soundly in a part of the cases."""
-
     def __init__(self, chat: ChatEncoder, seed: str, sound: str):
         super().__init__(chat, "")
         self.writer = Writer(chat, seed)
@@ -230,7 +219,6 @@ def test_answers_in_every_role(template, options):
 
 
 def test_a_run_of_wild_answers(tmp_path):
-    """From playing to the checkpoint, the log and the tables, and on from there."""
     tokenizer = make_tokenizer("qwen3")
     shape = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 1}
     config = Qwen3Config(**shape, vocab_size=len(tokenizer) + 50, num_key_value_heads=1, head_dim=16)
@@ -270,7 +258,6 @@ TOOL = {"type": "function", "function": {"name": "look", "description": "Look.",
 @pytest.mark.parametrize("length", [100, 600, 1000, 3000])
 @pytest.mark.parametrize("part", ["+1", ".y", "()", " if 1 else 1", "[0]", " and 1", ".y()", "-1"])
 def test_long_expressions(part, length):
-    """Python's own reader and printer of expressions go down by recursion."""
     for text in (f"look(1{part * length})", f"look(x=1{part * length})", f'{{"name": "look", "x": 1{part * length}}}'):
         assert read_calls(text, [TOOL]) is None
 
@@ -284,15 +271,12 @@ def test_nesting_of_calls_is_limited():
 
 @pytest.mark.parametrize("template", [name for name in TEMPLATES if "tool_call" in formats_of(name)])
 class TestAnswers:
-    """Answers that ended a run."""
-
     def read(self, template, token_ids, tools=(TOOL,)):
         roles = make_roles_of(chat_of(template), [token_ids], NLACPrompts(), action_format="tool_call")
         prompt = Prompt.of(chat_of(template).start([{"role": "user", "content": "begin"}], list(tools)), tools)
         return roles.actions.read(prompt, token_ids)
 
     def test_nothing(self, template):
-        """Such as an engine gives where a prompt does not fit into its context."""
         assert self.read(template, []) == ("", None)
 
     def test_several_calls_in_words_where_there_are_no_tools(self, template):

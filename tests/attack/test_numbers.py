@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
 
-
 """Odd numbers, options and arguments: refused by name before anything starts, or harmless."""
 
 import datetime
@@ -11,9 +10,8 @@ import numpy as np
 import pytest
 import torch
 from datasets import Dataset
-from helpers.testing_utils import TASKS, make_config, make_episode, make_trainer
+from helpers.testing_utils import TASKS, make_config, make_episode, make_trained, make_trainer
 from transformers import TrainerCallback
-from trl import TrlParser
 
 from benchmarks import fuzz
 from trl_nlac import NLACConfig, PrioritizedReplay
@@ -34,7 +32,6 @@ def only_config(trial: fuzz.Trial, folder: str) -> NLACConfig:
 
 @pytest.fixture(scope="module")
 def of_options() -> dict[fuzz.Trial, fuzz.Result]:
-    """What making the configuration says to each odd value of each option."""
     return {trial: fuzz.try_it(trial, only_config, trains=False) for trial in fuzz.option_trials()}
 
 
@@ -58,22 +55,6 @@ class TestFuzz:
         for trial in [*loads, *random.Random(0).sample(sorted(set(trials) - set(loads)), 80)]:
             result = fuzz.try_it(trial, trains=False)
             assert result.outcome in ("refused", "trained"), (trial, result)
-
-    def test_defects_are_found(self, monkeypatch):
-        """The fuzz can fail."""
-        trial = fuzz.Trial("option", "max_turns", "-1")
-
-        def unnamed(trial, folder):
-            raise ValueError("out of range")
-
-        class Dies:
-            def train(self):
-                raise IndexError("out of bounds")
-
-        assert fuzz.try_it(trial, unnamed).outcome == "refused without name"
-        assert fuzz.try_it(trial, lambda trial, folder: Dies()).outcome == "died"
-        assert not fuzz.names(ValueError("`max_turns` must be positive"), trial)  # without the value
-        assert fuzz.names(ValueError("`max_turns` must be positive, got -1"), trial)
 
 
 SMALL = {"per_device_train_batch_size": 4, "samples_per_iteration": 4, "episodes_per_iteration": 4}
@@ -99,20 +80,13 @@ class TestNumbers:
         assert value == expected and type(value) is type(expected)
         assert repr(value) == repr(expected)  # within dicts and lists, too
 
-    def test_from_yaml(self, tmp_path):
-        (tmp_path / "run.yaml").write_text("temperature: 1\nrole_sampling: {evaluation: {temperature: 1}}\n")
-        words = ["--config", str(tmp_path / "run.yaml"), "--output_dir", str(tmp_path), "--use_cpu", "--bf16", "false"]
-        (config,) = TrlParser((NLACConfig,)).parse_args_and_config(words)
-        assert repr(config.temperature) == repr(config.role_sampling["evaluation"]["temperature"]) == "1.0"
-
     def test_a_run_with_odd_ones_trains_evaluates_and_saves(self, tmp_path):
         config = {
             **{name: NUMBERS[name][0] for name in ("temperature", "repetition_penalty", "success_threshold")},
             **{"role_sampling": NUMBERS["role_sampling"][0], "max_turns": np.int64(2), "seed": np.int64(3)},
             **{"max_steps": 1, "save_strategy": "steps", "save_steps": 1, "replay_buffer_size": 10**9},
         }
-        trainer = make_trainer(tmp_path, config, eval_dataset=TASKS.select([0]))
-        trainer.train()
+        trainer = make_trained(tmp_path, config, eval_dataset=TASKS.select([0]))
         trainer.evaluate()
         assert RoleOptions.from_pretrained(str(tmp_path / "checkpoint-1")).success_threshold == 0.5
 
@@ -199,7 +173,6 @@ class TestTasks:
             return np.full(number, 0.5)
 
         config = {"log_completions": True, "num_completions_to_print": 0, "logging_steps": 1, "max_steps": 1}
-        trainer = make_trainer(tmp_path, config, reward_funcs=judge)
-        trainer.train()
+        trainer = make_trained(tmp_path, config, reward_funcs=judge)
         assert trainer.state.log_history[0]["score"] == 2 and not trainer.player.failures.rate
         assert list(tmp_path.glob("completions/*.parquet"))

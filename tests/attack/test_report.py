@@ -59,7 +59,6 @@ def check_page(path) -> Page:
 @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 @given(rows=LOGS, config=JSON, options=JSON, warnings=st.lists(JSON, max_size=3))
 def test_any_log(tmp_path_factory, rows, config, options, warnings):
-    """In a folder with a log that is all right, whatever stands beside it."""
     run = tmp_path_factory.mktemp("run")
     good = [training_row(1, **{"critic/loss": 1.0}), training_row(2, **{"critic/loss": 0.5})]
     write_log(run, good)
@@ -98,7 +97,6 @@ ODD = [
 
 @pytest.mark.parametrize("kind", ["", "eval"])
 def test_columns_of_any_type(tmp_path, kind):
-    """Each column of a file of episodes becomes another type: its rows are left out, or shown, and nothing else is."""
     rng = random.Random(kind)
     columns = make_row().keys()
     for i, column in enumerate(columns):
@@ -135,7 +133,6 @@ def test_a_part_fails_alone_and_says_so(tmp_path, monkeypatch, caplog):
 
 
 def test_fifty_thousand_turns(tmp_path):
-    """They are read within seconds, and the page is of a size that a browser opens."""
     write_log(tmp_path, [training_row(1)])
     write_episodes(tmp_path, [make_row(n, num_turns=25) for n in range(2000)])
     found = write_report(tmp_path)

@@ -20,7 +20,6 @@ from trl_nlac.records.log import read_log
 
 
 def test_a_clock_that_goes_back(tmp_path, monkeypatch):
-    """Nothing that is limited or measured asks for the time of day; only answers of the gateway are dated."""
     sources = {path.name: path.read_text() for path in Path(trl_nlac.__file__).parent.rglob("*.py")}
     dated = {name for name, text in sources.items() if "time.time()" in text or "datetime.now" in text}
     assert dated == {"chat_answers.py"}

@@ -83,7 +83,6 @@ def test_a_reward_model():
 @pytest.mark.parametrize("where", WHERE)
 @pytest.mark.parametrize("name", ODD)
 def test_odd_templates(name, where, tmp_path, monkeypatch):
-    """Each is refused in one line, or works as if the odd part were not there; none reaches Python."""
     monkeypatch.chdir(tmp_path)
     part = WHERE[where] + ODD[name] + ("{% endif %}" if WHERE[where] else "")
     try:

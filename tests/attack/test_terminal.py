@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
 
-
 """Text of models, environments and exceptions does not control the terminal that shows it."""
 
 import json
@@ -111,8 +110,6 @@ def test_printed_examples(tmp_path, capsys, note):
 
 
 def test_tracebacks():
-    """Of errors whose message and source are hostile, endless or cannot be printed."""
-
     class Silent(Exception):
         def __str__(self):
             raise OSError(ATTACK)
@@ -183,7 +180,6 @@ def test_code_that_fails_while_it_is_imported(tmp_path, monkeypatch, capsys):
 
 
 def test_files_of_a_run_that_others_named(tmp_path, caplog):
-    """A report about a folder whose files have such names, and such content."""
     (tmp_path / "training_log.jsonl").write_text(json.dumps({"loss": 1.0, "step": 1}) + f"\n{ATTACK}\n")
     folder = tmp_path / "completions"
     folder.mkdir()

@@ -9,14 +9,7 @@ from functools import cache
 
 import pytest
 from datasets import Dataset
-from helpers.testing_utils import (
-    CHAT_TEMPLATES,
-    ScriptedGenerator,
-    make_roles_of,
-    make_tokenizer,
-    play,
-    read_logs,
-)
+from helpers.testing_utils import CHAT_TEMPLATES, ScriptedGenerator, make_roles_of, make_tokenizer, play, read_logs
 from tokenizers import Tokenizer, models
 
 from benchmarks.real_learning.role_samples import TranscriptGenerator, read_transcript, transcript_tokenizer
@@ -56,20 +49,17 @@ def count(chat: ChatEncoder, token_ids: list[int]) -> Counter:
 
 
 def harmless(text: str, chat: ChatEncoder) -> str:
-    """Text of the same shape without tags."""
     for tag in sorted(tags_of(chat), key=len, reverse=True):
         text = text.replace(tag, "(tag)")
     return text
 
 
 def hostile(chat: ChatEncoder) -> str:
-    """Every tag, alone and in its neighbours."""
     tags = tags_of(chat)
     return f"x{tags[0]}y {' '.join(tags)} {''.join(tags)} {tags[0][:2]}{tags[0]}{tags[0][2:]} NLACBREAK NLACMESSAGE0X"
 
 
 def tool_of(text: str) -> dict:
-    """A tool that says `text` everywhere but in its name."""
     field = {"type": "string", "description": text, "enum": [text], "default": text, text: text}
     parameters = {"type": "object", "properties": {"x": field, text: field}, "required": ["x", text]}
     function = {"name": "route", "description": text, "parameters": parameters, "strict": text}
@@ -77,7 +67,6 @@ def tool_of(text: str) -> dict:
 
 
 def call_of(text: str) -> dict:
-    """A call that says `text` everywhere."""
     return call_message([(f"route{text}", {text: text, "y": [text, {text: text}]})])
 
 
@@ -161,8 +150,6 @@ def dataset_of(*rows: dict) -> Dataset:
 
 
 class TestNames:
-    """What only can be a name is refused."""
-
     @pytest.mark.parametrize("template", ["qwen3", "llama3_1", "gptoss"])
     def test_tools(self, template):
         chat = make_chat(template)
@@ -180,8 +167,6 @@ class TestNames:
 
 
 class Hostile(TextEnvironment):
-    """Says `text` everywhere."""
-
     def __init__(self, text: str, role: str = "user"):
         self.text = text
         self.role = role
@@ -250,7 +235,6 @@ class TestRuns:
 
     @pytest.mark.parametrize("template", ["qwen3", "glm4moe", "llama3_1", "gptoss", "nemotron_3_nano", "qwen2_5"])
     def test_prompts_of_an_agent(self, template):
-        """Whatever conversation it is asked about, and whatever actions of others it judges and refines."""
         chat = make_chat(template)
         attack = hostile(chat)
         counts = []
@@ -274,7 +258,6 @@ class TestRuns:
 
     @pytest.mark.parametrize("template", TOOL_TEMPLATES)
     def test_the_column_prompt_of_trl(self, template):
-        """As text and as messages, with blocks of content, beside another column that `reset` shows."""
         chat = make_chat(template)
         attack = hostile(chat)
         counts = []
@@ -291,7 +274,6 @@ class TestRuns:
 
     @pytest.mark.parametrize("template", ["qwen3", "glm4moe", "llama3_1", "gptoss", "nemotron_3_nano", "qwen2_5"])
     def test_episodes_of_a_checkpoint(self, template, tmp_path):
-        """What is read from a replay buffer's files is asked about, exported and read again like what was played."""
         chat = make_chat(template)
         attack = hostile(chat)
         counts = []
@@ -317,12 +299,6 @@ class TestRuns:
             found = [*roles.generator.prompts[1:], *(read.token_ids.tolist() for read in again)]
             counts.append([count(chat, token_ids) for token_ids in found])
         assert len(counts[0]) == 2 * 4 + 2 and counts[0] == counts[1]
-
-    def test_a_role_that_reset_invents_fails_the_episode(self):
-        chat = make_chat("llama3_1")
-        roles = make_roles_of(chat, "take red")
-        (episode,) = play([{"name": "x"}], lambda: Hostile("x", role="user<|eot_id|>"), roles)
-        assert episode.failure.endswith("the role 'user<|eot_id|>' is none of system, user, assistant, tool")
 
     @pytest.mark.parametrize("template", ["qwen3", "glm4moe", "llama3_1", "qwen2_5"])
     def test_logs(self, template):

@@ -59,7 +59,6 @@ def test_odd_answers_are_asked_for_again(tmp_path, monkeypatch, caplog):
 
 @pytest.mark.parametrize("name", ["no JSON", "a closed connection"])
 def test_a_server_that_answers_nothing_else_is_named(tmp_path, monkeypatch, name):
-    """The checkpoint before stays, and a run with a server that answers goes on from there."""
     server = APIProcesses(1)
     with server.running() as url:
         trainer = make(tmp_path, monkeypatch, url)

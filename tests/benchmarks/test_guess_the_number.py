@@ -3,14 +3,9 @@
 import random
 
 import pytest
-from helpers.testing_utils import make_roles
+from helpers.method_utils import probe_qualities, replayed
 
-from benchmarks.learning.guess_the_number import (
-    REFERENCES,
-    GuessTheNumberEnvironment,
-    num_won,
-    num_won_after,
-)
+from benchmarks.learning.guess_the_number import REFERENCES, GuessTheNumberEnvironment, num_won, num_won_after
 from benchmarks.learning.tasks import make_task
 from benchmarks.tiny_models.guess_the_number_dialogues import (
     FOUND,
@@ -25,8 +20,6 @@ from benchmarks.tiny_models.guess_the_number_dialogues import (
     format_guess,
     observe,
 )
-from trl_nlac.episodes.recorder import replay_actions
-from trl_nlac.types import Transition
 
 
 def finds(choose, target) -> bool:
@@ -41,7 +34,6 @@ def finds(choose, target) -> bool:
 
 
 def test_references():
-    """The solver finds every number with five guesses, not with four; the other success is that of many games."""
     assert all(
         finds(lambda numbers, left: max(NUMBERS, key=lambda guess: num_won_after(guess, numbers, left)), target)
         for target in NUMBERS
@@ -65,10 +57,10 @@ class TestOracle:
 
     @pytest.fixture
     def after_two(self):
-        environment, roles = GuessTheNumberEnvironment(), make_roles([])
-        episode = replay_actions(environment, {"seed": 2}, ["[10]", "[5]", "[7]"], roles.actions, roles.prompts)
+        environment = GuessTheNumberEnvironment()
+        *_, transition = replayed(environment, {"seed": 2}, ["[10]", "[5]", "[7]"])
         assert environment.game.game_number == 2
-        return environment.oracle, Transition(episode, 2)
+        return environment.oracle, transition
 
     @pytest.mark.parametrize(
         ("action", "quality"),
@@ -111,13 +103,7 @@ class TestOracle:
         assert oracle.future_is_right(transition, "[10]", f"{REFUSED} [3] {future}") == is_right
 
     def test_probes_are_half_best(self):
-        environment, roles = GuessTheNumberEnvironment(), make_roles([])
-        qualities = []
-        for task, actions in environment.oracle.probes(40, seed=0):
-            episode = replay_actions(environment, task, actions, roles.actions, roles.prompts)
-            assert len(episode.turns) == len(actions)
-            qualities.append(environment.oracle.quality(Transition(episode, len(actions) - 1), actions[-1]))
-        assert qualities.count(1) == 20
+        assert probe_qualities(GuessTheNumberEnvironment(), 40).count(1) == 20
 
 
 def test_training_never_plays_a_game_of_evaluation():

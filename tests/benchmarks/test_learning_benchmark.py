@@ -36,7 +36,6 @@ TOLD = "service_desk_told"
 def make_cell(
     method: str, seed: int, successes: list[float], steps: int = 100, kind: str = "table", **changes
 ) -> dict:
-    """Make a cell with an evaluation every `steps` environment steps."""
     points = [
         {
             "environment_steps": i * steps,
@@ -174,7 +173,6 @@ class TestStatistics:
 
 class TestTables:
     def row(self, table: str, name: str) -> dict[str, str]:
-        """Return a row of a table, by the method's name."""
         head, _, *rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in table.splitlines()]
         [found] = [dict(zip(head, row, strict=True)) for row in rows if name in row]
         return found
@@ -252,8 +250,6 @@ def tables() -> Tables:
 
 
 class TestPages:
-    """Nobody writes a figure of a table by hand."""
-
     @pytest.mark.parametrize(("page", "name"), [(page, name) for page, names in PAGES.items() for name in names])
     def test_pages_are_those_of_the_cells(self, tables, page, name):
         text = (ROOT / page).read_text()
@@ -269,7 +265,6 @@ class TestPages:
         assert (ROOT / IMAGE).exists()
 
     def test_claims_hold_in_the_cells(self, tables):
-        """What the first page says in words."""
         screen = (ROOT / "docs" / "source" / "results.md").read_text()
         for desk in ("told", "noisy", "delayed"):
             task, sets = f"service_desk_{desk}", ("table", "again", "sharpening")

@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
 
-
-"""The methods of the learning benchmark, each for a few environment steps."""
-
 import argparse
 import shlex
 import sys
@@ -19,13 +16,7 @@ from benchmarks.learning.methods import memory, nlac
 from benchmarks.learning.methods.base import play_base
 from benchmarks.learning.methods.grpo import as_completion
 from benchmarks.learning.methods.roles import blind_critiques, refine_once
-from benchmarks.learning.methods.settings import (
-    BASELINES,
-    NLAC,
-    acting_config,
-    default_settings,
-    merge_settings,
-)
+from benchmarks.learning.methods.settings import BASELINES, NLAC, acting_config, default_settings, merge_settings
 from benchmarks.learning.playing import Player
 from benchmarks.learning.tasks import TASKS, Instances, make_task
 from trl_nlac import NLACConfig
@@ -37,7 +28,6 @@ from trl_nlac.types import Prompt
 
 
 def small_task(name: str, seed: int):
-    """Make a task with few episodes in an evaluation."""
     task = make_task(name, seed)
     instances = {
         name: Instances(chosen.environment_factory, chosen.rows.select(range(0, len(chosen.rows), 16)))
@@ -47,7 +37,6 @@ def small_task(name: str, seed: int):
 
 
 def make_args(tmp_path, **changes):
-    """Return command-line arguments for a cell of ten environment steps."""
     args = dict(budget=10, runs=tmp_path, base_model=None, temperatures=[])
     return argparse.Namespace(**{**args, **changes})
 
@@ -89,17 +78,13 @@ def test_self_distillation_learns_from_refusals(tmp_path):
 
 
 def slowly(*methods: str) -> list:
-    """Methods that other ones are close to."""
     return [pytest.param(method, marks=pytest.mark.slow) for method in methods]
 
 
 class TestCells:
     @pytest.mark.parametrize(
         "method",
-        [
-            *(*run.METHODS, "nlac_blind", "self_distillation"),
-            *slowly("nlac_monte_carlo", "nlac_replay", "grpo_long"),
-        ],
+        [*(*run.METHODS, "nlac_blind", "self_distillation"), *slowly("nlac_monte_carlo", "nlac_replay", "grpo_long")],
     )
     def test_cell(self, method, tmp_path, monkeypatch):
         monkeypatch.setattr(run, "make_task", small_task)
@@ -228,22 +213,13 @@ class TestCommandLine:
 
 class TestDefaults:
     def test_nlac_is_what_a_user_gets(self, tmp_path):
-        """Nothing is set but the learning rate, lengths, the task, the device, and what keeps a cell small."""
         task = make_task("service_desk_told", 0)
         args = replace(acting_config(task, str(tmp_path), 0), **default_settings(task, "nlac"))
         default = NLACConfig(output_dir=str(tmp_path), max_turns=args.max_turns, use_cpu=True, bf16=False)
         changed = {field.name for field in fields(NLACConfig) if vars(args)[field.name] != vars(default)[field.name]}
         assert default_settings(task, "nlac") == {"learning_rate": 1e-3}
         of_device = {"gradient_checkpointing", "activation_checkpointing", "max_generation_batch_size"}
-        of_writing = {
-            "seed",
-            "report_to",
-            "save_strategy",
-            "disable_tqdm",
-            "overwrite_output_dir",
-            "logging_dir",
-            "run_name",
-        }
+        of_writing = {*"seed report_to save_strategy disable_tqdm overwrite_output_dir logging_dir run_name".split()}
         assert changed <= {"learning_rate", "max_completion_length", "action_format"} | of_device | of_writing
 
 
@@ -332,9 +308,7 @@ class TestBlindRefinement:
         critiques = [f"Future: {word} win\nOptimality: Yes" for word in ("treasure", "closed", "late")]
         roles = make_roles(critiques, role_sampling={"critic": {"temperature": 1.0}})
         action = roles.chat.past_turn("route billing ruby photo noon")
-        states = [
-            roles.chat.start([{"role": "user", "content": f"{topic} 2"}], None) for topic in ("baku", "dela", "baku")
-        ]
+        states = [roles.chat.start([{"role": "user", "content": f"{t} 2"}], None) for t in ("baku", "dela", "baku")]
         prompts = [Prompt.of(state).extended(action) for state in states]
         answers = blind_critiques(roles, prompts)
         assert [answer.text for answer in answers] == [critiques[1], critiques[2], critiques[1]]

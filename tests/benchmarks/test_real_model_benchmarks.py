@@ -171,7 +171,6 @@ def rehearsal(tmp_path_factory):
 
 @pytest.mark.parametrize("method", [*generalisation.METHODS, "base_refined"])
 def test_every_method_is_trained_on_desks_with_handbooks(tmp_path, monkeypatch, rehearsal, method):
-    """With the embedded model, which cannot read these prompts."""
     monkeypatch.setattr(generalisation, "NUM_UNSEEN_DESKS", 2)
     task = generalisation.make_task(0, TINY_MODEL, PLAIN, rehearsal)
     assert len(task.rows) == 800 and len(task.instances["held_out"].rows) == len(task.instances["train"].rows) == 4
@@ -211,7 +210,6 @@ def test_an_evaluation_tells_how_the_roles_were_since_the_one_before():
 
 
 def test_form_and_meaning_of_every_role():
-    """With scripted answers, of which the meaning is known."""
     rows = [row for row in json.loads(CONVERSATIONS.read_text()) if row["action_format"] == "text"]
     steps = sum(len(row["advice"]) for row in rows)
     advised = [f"{step['action_has']} please" for row in rows for step in row["advice"]]

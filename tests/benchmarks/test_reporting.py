@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""What all benchmarks record."""
-
 import subprocess
 
 import pytest

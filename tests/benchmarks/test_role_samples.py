@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
 
-
 from helpers.method_utils import CRITIQUE, DESK, make_transitions
 from helpers.testing_utils import make_roles
 
@@ -30,13 +29,11 @@ CONVERSATION = [
 
 class TestTranscripts:
     def test_messages_are_read_back(self):
-        """Also text that looks like the marks of a transcript."""
         tokenizer = transcript_tokenizer()
         chat = ChatEncoder(tokenizer)
         assert read_transcript(tokenizer, chat.start(CONVERSATION) + chat.prefill) == CONVERSATION
 
     def test_turns_that_were_sampled_are_read_back(self):
-        """As the roles extend a conversation: answer by answer."""
         tokenizer = transcript_tokenizer()
         chat = ChatEncoder(tokenizer)
         generator = TranscriptGenerator(lambda messages: f"said {messages[-1]['content']}", tokenizer)
@@ -52,7 +49,6 @@ class TestTranscripts:
 
 class TestSoundAnswers:
     def test_refined_actions_that_ignore_their_critique_are_left_out(self):
-        """A refinement policy changes what is not the best; lapses can be read, too. Nobody writes what is kept."""
         no, actions = "Future: bad\nOptimality: No", ["a", "b", "c"]
         sampled = {"backup": {"temperature": 1.0}}  # the same greedy question would be asked once
         roles = make_roles([*[CRITIQUE] * 3, *actions, CRITIQUE, no, no, "b", "c2"], role_sampling=sampled)
@@ -67,17 +63,11 @@ class TestSoundAnswers:
         roles.samplings["backup"] = Sampling(48)
         transitions = [t for t in make_transitions(roles) if t.terminated] * 2
         answers = sound_answers(roles, transitions)
-        assert {role: len(found) for role, found in answers.items()} == {
-            "backup": 1,
-            "policy": 2,
-            "critic": 1,
-            "refine": 0,
-        }
+        assert {role: len(of) for role, of in answers.items()} == {"backup": 1, "policy": 2, "critic": 1, "refine": 0}
         assert type(roles).ask == roles.ask.__func__  # nothing is noted any more
 
 
 def test_a_teacher_writes_rows_of_every_role():
-    """In messages, which end with its answer, whatever tokenizer reads them later."""
     right, said = "route billing amber photo noon", []
 
     def answer(messages):

@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""The commands for the paper's table 1, with the tiny model."""
-
 import json
 import re
 import shlex
@@ -93,7 +91,6 @@ class TestRows:
         assert "math: 0.20, expected 0.4" in capsys.readouterr().out
 
     def test_every_step_is_taken_once(self, tmp_path, monkeypatch, capsys):
-        """Steps run in this process; a second command finds their results, and trains on from the last checkpoint."""
         stages = []
 
         def launch(accelerate, words):

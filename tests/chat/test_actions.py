@@ -52,7 +52,6 @@ class TestActionFormat:
         ids=["text", "react", "react-call", "tool_call"],
     )
     def test_what_is_written_is_read_back(self, template, name, action):
-        """An action becomes a completion, from which it is parsed again, and a message with the same tokens."""
         chat = ChatEncoder(load(template))
         actions = ActionFormat(chat, name)
         prompt = Prompt.of(chat.start([USER], [TOOL] if name == "tool_call" else None), tools=(TOOL,))
@@ -72,7 +71,6 @@ class TestActionFormat:
 
     @pytest.mark.parametrize("name", ["text", "react", "tool_call"])
     def test_the_environment_answers_in_the_form_of_the_action(self, name):
-        """Results of tools are messages of the tool; everything else is a message of the user."""
         chat = ChatEncoder(make_tokenizer("qwen2_5"))
         actions = ActionFormat(chat, name)
         (reply,) = actions.replies(CALL, "refused 1")
@@ -86,7 +84,6 @@ class TestActionFormat:
 
     @pytest.mark.parametrize("template", ["qwen2_5", "qwen3", "llama3_1", "gptoss"])
     def test_a_call_in_other_words_stays_as_it_was_written(self, template):
-        """It is a call all the same, whose result is a tool's; its tokens are those of any other past turn."""
         chat = ChatEncoder(make_tokenizer(template))
         actions = ActionFormat(chat, "tool_call")
         prompt = Prompt.of(chat.start([USER], [TOOL]), tools=(TOOL,))
@@ -98,7 +95,6 @@ class TestActionFormat:
 
     @pytest.mark.parametrize("name", ["text", "react", "tool_call"])
     def test_a_call_that_an_argument_quotes_is_not_executed(self, name):
-        """In the answer of a model, through the environment."""
         environment = ToolEnvironment(Mailbox())
         actions = ActionFormat(ChatEncoder(make_tokenizer("qwen2_5")), name)
         chat, tools = actions.chat, environment.tool_schemas

@@ -53,7 +53,6 @@ CALLING = [name for name in NAMES if format_of(name)]
 
 
 def read_back(template: str, name: str, arguments: dict, tool: dict) -> list | None:
-    """Write a call as the template does, and read it as an answer of the policy."""
     actions = format_of(template)
     prompt = actions.chat.start([{"role": "user", "content": "hi"}], [tool])
     answer = actions.chat.completion(call_message([(name, arguments)]))
@@ -75,7 +74,6 @@ def outcome(template: str, name: str, arguments: dict, of: dict) -> str:
 
 @pytest.mark.parametrize("template", CALLING)
 def test_the_table(template):
-    """What is refused is refused before training; what is not read is never executed."""
     row = [template, *(outcome(template, *case) for case in HARD.values())]
     assert f"| {' | '.join(row)} |" in TABLE and "wrong" not in str(row)
 

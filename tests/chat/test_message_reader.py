@@ -167,8 +167,6 @@ class Silent:
 @given(st.lists(st.one_of(*[MESSAGES] * 9, st.sampled_from([None, "hi", {"content": "hi"}])), max_size=5))
 @settings(max_examples=300, deadline=None, suppress_health_check=list(HealthCheck))
 def test_a_conversation_means_the_same_through_every_entrance(messages):
-    """Or it is refused by all for the same reason."""
-
     def outcome_of(read):
         try:
             return read()

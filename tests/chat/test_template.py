@@ -67,9 +67,7 @@ class TestOpenings:
         tags = ["<think>", "</think>", *(f"<|{name}|>" for name in ("user", "assistant", "end"))]
         tokenizer = make_tokenizer_of(template, ordinary=[] if is_special else tags)
         chat = ChatEncoder(tokenizer)
-        messages = [
-            {"role": role, "content": text} for role, text in (("user", "a"), ("assistant", "b"), ("user", "c"))
-        ]
+        messages = [{"role": r, "content": c} for r, c in (("user", "a"), ("assistant", "b"), ("user", "c"))]
         whole = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
         assert chat.start(messages) + chat.prefill == whole
         past, prompt = past.replace("\\n", "\n"), prompt.replace("\\n", "\n")

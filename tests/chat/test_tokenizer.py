@@ -25,7 +25,6 @@ def test_missing_padding_token_is_the_end_token(tmp_path):
 
 
 def test_everything_that_ends_an_answer():
-    """The template's tokens, the tokenizer's and the model's, each once."""
     tokenizer = AutoTokenizer.from_pretrained(TINY_MODEL)
     end = tokenizer.eos_token_id
     assert ending_token_ids(tokenizer, [1001], GenerationConfig(eos_token_id=[1002, end])) == [1001, end, 1002]

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
 
-
 import json
 
 import pytest
@@ -31,8 +30,6 @@ def message_of(*calls: dict) -> dict:
 
 
 class TestMessages:
-    """Both forms of arguments: text, as OpenAI writes them, and objects, as chat templates take them."""
-
     def test_calls_are_read(self):
         for function in (
             {"name": "f", "arguments": '{"x": null, "y": 1}'},
@@ -83,7 +80,6 @@ class TestMessages:
 
 
 def test_clients_say_the_same_in_other_ways():
-    """Without ids, in another order and spacing of arguments, and in blocks of text."""
     written = message_of({"id": "a", "function": {"name": "f", "arguments": '{"x":1,"y":[2]}'}})
     echoed = message_of({"name": "f", "arguments": {"y": [2], "x": 1}}) | {"content": ""}
     assert said(written) == said(echoed)

@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""`trl-nlac env`: what a bug report needs."""
-
 from importlib.metadata import version
 
 from trl_nlac.cli.main import main

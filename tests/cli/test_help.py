@@ -65,7 +65,6 @@ def test_commands_that_only_read_files(tmp_path):
 
 
 def test_the_help_of_train_is_that_of_its_options(capsys):
-    """It is made without the parser that reads them."""
     parser = TrainParser()
     with pytest.raises(SystemExit):
         main(["train", "--help"])
@@ -75,7 +74,6 @@ def test_the_help_of_train_is_that_of_its_options(capsys):
 
 
 def test_warnings_have_lines_of_their_own(tmp_path):
-    """Beside a progress bar, without accelerate's prefix, and still there where the bar's line is left out."""
     script = """
 import logging
 from tqdm import tqdm
@@ -89,9 +87,7 @@ with printed_warnings(), tqdm(total=12) as bar:
 
 
 def test_the_summary_repeats_warnings_and_what_was_not_trained(tmp_path, capsys):
-    (tmp_path / "_warnings.jsonl").write_text(
-        '{"step": 1, "message": "one"}\n' * 3 + '{"step": 2, "message": "two"}\n'
-    )
+    (tmp_path / "_warnings.jsonl").write_text('{"step": 1, "message": "1"}\n' * 3 + '{"step": 2, "message": "2"}\n')
     state = SimpleNamespace(log_history=[], global_step=2, max_steps=2)
     trainer = SimpleNamespace(state=state, args=SimpleNamespace(output_dir=str(tmp_path)))
     trainer.is_world_process_zero, trainer.idle = lambda: True, SimpleNamespace(has_trained=False)

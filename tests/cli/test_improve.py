@@ -1,9 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 
 import json
-import os
 import random
-import subprocess
 import sys
 from pathlib import Path
 
@@ -11,6 +9,7 @@ import pytest
 import torch
 import trl.trainer.utils
 from helpers.hub_server import HubServer
+from helpers.launch import run_program
 from helpers.testing_utils import DESK
 from safetensors.torch import load_file
 
@@ -29,7 +28,6 @@ MODEL = ["--model_name_or_path", TINY_MODEL]
 
 
 def conversation(request: str, call: tuple[str, ...], secret: str = "") -> dict:
-    """A request that one call closes, or loses."""
     closed = DESK.rules[request] == call
     messages = [
         {"role": "user", "content": f"Request: {request}."},
@@ -41,7 +39,6 @@ def conversation(request: str, call: tuple[str, ...], secret: str = "") -> dict:
 
 @pytest.fixture
 def logs(tmp_path, monkeypatch) -> Path:
-    """Four successes and four failures, and rows that cannot be read."""
     monkeypatch.chdir(tmp_path)
     rng, rows = random.Random(0), []
     for request in DESK.requests:
@@ -61,7 +58,6 @@ def logs(tmp_path, monkeypatch) -> Path:
 
 
 def test_from_logs_to_a_better_model(logs, capsys):
-    """One command: report, adapter with its roles and its guard, and success before and after."""
     words = ["--environment_factory", "desk.py:desk", "--dataset_name", "tasks.jsonl", "--max_steps", "1"]
     words += ["--max_concurrent_environments", "1"]
     size = "--per_device_train_batch_size 2 --samples_per_iteration 2 --max_turns 2 --disable_tqdm True".split()
@@ -98,7 +94,6 @@ def test_from_logs_to_a_better_model(logs, capsys):
 
 
 def test_an_adapter_is_trained_further(logs):
-    """Which the next logs of an improved model need."""
     size = ["--per_device_train_batch_size", "1", "--samples_per_iteration", "1", "--disable_tqdm", "True"]
     size += ["--max_steps", "1", "--learning_rate", "0.01"]
     assert main(["improve", "logs.jsonl", *MODEL, *SHORT, *size]) == 0
@@ -125,14 +120,11 @@ def test_reports_are_of_the_model_as_it_is_trained(logs, monkeypatch):
 
 
 def test_the_guard_is_pushed_with_the_model(logs):
-    """It is calibrated with the trained model, after the upload of its weights."""
     words = ["--held_out_share", "0.5", "--max_steps", "1", "--samples_per_iteration", "1", "--disable_tqdm", "True"]
     words += ["--per_device_train_batch_size", "1", "--push_to_hub", "True", "--hub_model_id", "me/improved"]
     with HubServer() as hub:
-        environment = {**os.environ, **hub.variables(logs / "home")}
-        command = [sys.executable, "-m", "trl_nlac", "improve", "logs.jsonl", *MODEL, *SHORT, *words]
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stdout + done.stderr
+        command = ["-m", "trl_nlac", "improve", "logs.jsonl", *MODEL, *SHORT, *words]
+        run_program(*command, **hub.variables(logs / "home"))
     files = hub.files["models/me/improved"]
     assert "adapter_model.safetensors" in files and not hub.unknown
     assert files[GUARD_FILE] == Path("improved/model", GUARD_FILE).read_bytes()

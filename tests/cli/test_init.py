@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""`trl-nlac init`: what it writes runs as it is printed."""
-
 import shlex
 from pathlib import Path
 

@@ -49,10 +49,7 @@ def test_a_file_of_the_reader_comes_first(tmp_path, monkeypatch):
     ("words", "message"),
     [
         (["--accelerate_config", "zero4"], "--accelerate_config zero4: .* It has: cpu, fsdp2, .* mean 'zero3'?"),
-        (
-            ["--accelerate_config", "zero3", "--num_process", "2"],
-            "no option '--num_process', did you mean '--num_proc",
-        ),
+        (["--accelerate_config", "zero3", "--num_process", "2"], "option '--num_process', did you mean '--num_proc"),
         (["--accelerate_config", "zero3", "--max_turn", "2"], "no option '--max_turn', did you mean '--max_turns'?"),
         (["--config", "papers"], "--config papers: .* It has: cpu, .* Did you mean 'paper'?"),
     ],

@@ -43,7 +43,6 @@ def plan_of(line: str) -> tuple[Plan, list[str]]:
 
 
 def lines_of(path: Path) -> list[str]:
-    """The commands that a file prints, each in one line."""
     text = re.sub(r"^# ?", "", path.read_text(), flags=re.MULTILINE) if path.suffix == ".yaml" else path.read_text()
     lines = [" ".join(line.split()) for line in text.replace("\\\n", " ").splitlines()]
     starts = ("accelerate launch ", "trl-nlac train ", "trl-nlac plan ", "VLLM_SERVER_DEV_MODE=1 vllm serve ")
@@ -62,7 +61,6 @@ def gpu_lines() -> list[tuple[str, str]]:
 
 @pytest.mark.parametrize("recipe", RECIPES, ids=lambda path: path.stem)
 def test_recipes_fit_as_printed(recipe):
-    """With a margin; and the plan prints the lines of the recipe."""
     (planned,) = [line for line in lines_of(recipe) if line.startswith("trl-nlac plan ")]
     plan, starts = plan_of(planned.removeprefix("trl-nlac plan "))
     assert plan.fits and not plan.warnings
@@ -73,7 +71,6 @@ def test_recipes_fit_as_printed(recipe):
 
 
 def test_what_readme_says_of_its_example():
-    """Its memory, and the options with which it fits a smaller GPU."""
     text = " ".join((ROOT / "README.md").read_text().split())
     (model,) = re.findall(r'model="([\w/.-]+)"', text)
     (most,), (options,) = re.findall(r"at most (\d+) GB", text), re.findall(r"For 24 GB add `([^`]+)`", text)
@@ -121,7 +118,6 @@ def test_printed_lines_have_a_batch_size_and_fit(name, line):
     ],
 )
 def test_full_runs_play_more_to_train_than_to_evaluate(script, num_eval_tasks):
-    """In the script, and on the page, whose lines are the same."""
     (line,) = [line for name, line in gpu_lines() if name == script and "--use_peft" in line]
     assert line in lines_of(ROOT / "docs" / "source" / "example_overview.md")
     _, arguments = line.split(f"{script} ")
@@ -139,7 +135,6 @@ def test_full_runs_play_more_to_train_than_to_evaluate(script, num_eval_tasks):
     ],
 )
 def test_code_of_pages_fits(page, words):
-    """The options in the first call of `NLACConfig`."""
     text = (ROOT / "docs" / "source" / f"{page}.md").read_text()
     code = next(block for block in re.findall(r"```python\n(.*?)```", text, re.DOTALL) if "NLACConfig(" in block)
     calls = [node for node in ast.walk(ast.parse(code)) if isinstance(node, ast.Call)]
@@ -162,7 +157,6 @@ def test_the_line_that_was_printed_before_does_not_fit():
 
 
 def test_a_server_of_adapters_starts_and_is_found():
-    """It needs their rank; the training needs its address and a folder, unless they are given."""
     line = "--config lora_1gpu --use_vllm True --vllm_mode server --gpus 4x80GB --server_gpus 2x80GB"
     _, (server, training) = plan_of(f"{line} --lora_r 20")
     assert server.endswith("--enable-lora --max-loras 3 --max-lora-rank 32")
@@ -174,7 +168,6 @@ def test_a_server_of_adapters_starts_and_is_found():
 
 
 def test_an_adapter_is_planned_by_its_folder(tmp_path):
-    """As a new one of the same kind, and a server serves its base model."""
     new = "--config lora_1gpu --use_vllm True --vllm_mode server --gpus 4x80GB --server_gpus 2x80GB --lora_r 20"
     _, model, _ = TrainParser().read(shlex.split("--config lora_1gpu --lora_r 20"))
     folder = tmp_path / "adapter"
@@ -203,10 +196,7 @@ def test_an_adapter_is_planned_by_its_folder(tmp_path):
 @pytest.mark.parametrize(
     ("line", "problem"),
     [
-        (
-            "--config lora_1gpu --use_vllm True --gpus 4x80GB --accelerate_config fsdp2",
-            "fsdp2 with adapters and use_vllm",
-        ),
+        ("--config lora_1gpu --use_vllm True --gpus 4x80GB --accelerate_config fsdp2", "with adapters and use_vllm"),
         (
             "--config lora_1gpu --use_vllm True --gpus 1x160GB --lora_r 600",
             "lora_r: 600: vLLM serves ranks of at most 512",

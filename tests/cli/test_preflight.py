@@ -1,14 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""`trl-nlac preflight`: one iteration before a run."""
-
 import json
-import os
-import subprocess
 import sys
 
 import pytest
 from helpers.cli_utils import write_config
+from helpers.launch import run_program
 
 from trl_nlac.cli.launch import launch_command
 from trl_nlac.cli.main import main
@@ -21,7 +18,6 @@ def folder(tmp_path, monkeypatch):
 
 
 def preflight(folder, *words, **options) -> int:
-    """Try a run in the rooms."""
     rooms = {"environment_factory": "trl_nlac.environments.embedded:demo_environment"}
     rooms |= {"environment_kwargs": {"world": "rooms", "seed": 0}, "dataset_name": "trl_nlac/recipes/rooms.jsonl"}
     rooms |= {"prompts": "trl_nlac/tiny_model/nlac_prompts.json", "eval_strategy": "no", "max_steps": 40}
@@ -45,7 +41,6 @@ def test_one_iteration_and_nothing_is_left(folder, capsys):
 
 
 def test_a_run_that_cannot_learn(folder, capsys):
-    """Answers that are always cut off."""
     assert preflight(folder, max_completion_length=4) == 2
     captured = capsys.readouterr()
     assert "checks are a no-go" in captured.err
@@ -62,14 +57,12 @@ def test_a_run_that_cannot_learn(folder, capsys):
     ids=str,
 )
 def test_options_that_one_iteration_cannot_have(folder, capsys, options):
-    """It is checked all the same, and nothing is uploaded."""
     words = ["--eval_dataset_name", "trl_nlac/recipes/rooms.jsonl"] if "eval_steps" in options else []
     assert preflight(folder, *words, "--json", "found.json", max_completion_length=4, **options) == 2
     assert json.loads((folder / "found.json").read_text())["metrics"]["completions/clipped_ratio"] > 0
 
 
 def test_an_environment_that_always_fails(folder, capsys):
-    """It says so, with the failure."""
     source = "def make():\n    return Broken()\n\n\n"
     source += "class Broken:\n    def reset(self, **task):\n        return 'go'\n\n"
     source += "    def step(self, action):\n        raise ConnectionError('the shop is shut')\n"
@@ -103,10 +96,8 @@ def test_wrong_arguments(folder, capsys, words, message):
 def test_in_several_processes(folder):
     assert preflight(folder, "--num_episodes", "0") == 0  # writes the configuration
     words = ["torch.distributed.run", "--standalone", "--nproc_per_node", "2", "-m", "trl_nlac", "preflight"]
-    command = [sys.executable, "-m", *words, "--config", "run.yaml", "--num_episodes", "5"]
-    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.count("Playing 5 episodes") == done.stdout.count("The first iteration took") == 1
+    printed = run_program("-m", *words, "--config", "run.yaml", "--num_episodes", "5")
+    assert printed.count("Playing 5 episodes") == printed.count("The first iteration took") == 1
     assert [path.name for path in folder.iterdir()] == ["run.yaml"]
 
 

@@ -14,7 +14,6 @@ def page_of(path) -> Page:
 
 
 def test_a_run_is_followed_until_it_ends(tmp_path, capsys):
-    """The page is written from the first log on, again with each, and in the end as one that rests."""
     run, seen = tmp_path / "run", []
     run.mkdir()
 

@@ -151,22 +151,9 @@ def train(name, lora=False, resume_from=None, persistence_threshold=100, max_tok
 train("sampled", save_strategy="steps", save_steps=2)
 train("resumed", resume_from=str(output_dir / "sampled" / "checkpoint-2"))
 # Each layer is gathered for each token, and nothing is kept gathered; swaps within the loss.
-train(
-    "distill",
-    policy_loss_type="distill",
-    ds3_gather_for_generation=False,
-    persistence_threshold=0,
-    max_steps=2,
-)
+train("distill", policy_loss_type="distill", ds3_gather_for_generation=False, persistence_threshold=0, max_steps=2)
 # Passes add in another order. Adam would make that large where a gradient is almost zero.
-train(
-    "passes",
-    policy_loss_type="distill",
-    max_tokens=60,
-    optim="sgd",
-    learning_rate=0.1,
-    max_steps=2,
-)
+train("passes", policy_loss_type="distill", max_tokens=60, optim="sgd", learning_rate=0.1, max_steps=2)
 train("lora", lora=True, gradient_checkpointing=True, persistence_threshold=10**6, max_steps=2)
 if torch.distributed.is_initialized():
     torch.distributed.destroy_process_group()  # else a process that ends first can abort the other, or itself

@@ -123,9 +123,7 @@ def compare(kind: str, name: str, distills: bool = False, is_adapted: bool = Fal
     own = spread_by_prefix(examples, WORLD_SIZE)[RANK]
     losses, total = losses_of(model, wrapped, NLACCollator(0, True, keeps_logits=False), own, distills)
     wrapped.backward(total) if kind == "zero3" else total.backward()
-    found = gather_object(
-        [(examples.index(example), loss) for example, loss in zip(own, losses.tolist(), strict=True)]
-    )
+    found = gather_object([(examples.index(one), loss) for one, loss in zip(own, losses.tolist(), strict=True)])
     losses = torch.tensor([loss for _, loss in sorted(found)])
     torch.testing.assert_close(losses, expected.detach(), rtol=1e-5, atol=1e-6)  # a divergence can be near 0
     actual = {name: gradient_of(kind, p) for name, p in model.named_parameters() if p.requires_grad}

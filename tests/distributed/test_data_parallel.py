@@ -159,7 +159,6 @@ def assert_same(first: Path, second: Path) -> None:
 
 @pytest.mark.slow
 def test_two_processes(tmp_path):
-    """Data-parallel training has one model with its target and initial weights, and two replay buffers. It resumes."""
     launch_script(tmp_path, SCRIPT, str(tmp_path))
     for kind in ("model", "target", "initial"):
         assert_same(tmp_path / f"{kind}_0", tmp_path / f"{kind}_1")
@@ -181,11 +180,9 @@ def test_two_processes(tmp_path):
 
 @pytest.mark.parametrize("what", ["sharded", "shared"])
 def test_processes_that_generate_together_may_play_differently(tmp_path, what):
-    """With different numbers of episodes, turns and transitions, nothing hangs and each process gets its answers."""
     output = launch_script(tmp_path, JOINT_SCRIPT, what)
     assert "done 0 0" in output and "done 1 31" in output
 
 
 def test_a_task_that_cannot_be_played_holds_up_no_process(tmp_path):
-    """Others are drawn in its place, until both processes have something to train on."""
     assert launch_script(tmp_path, UNPLAYABLE_SCRIPT, str(tmp_path / "run")).count("[False, True] True") == 2

@@ -85,6 +85,5 @@ print(f"done {rank}\\n", end="", flush=True)
 
 
 def test_generation(tmp_path):
-    """The tokens of the whole model, for both sets of weights; afterwards the model is sharded and trains."""
     printed = launch_script(tmp_path, SCRIPT)
     assert "done 0" in printed and "done 1" in printed

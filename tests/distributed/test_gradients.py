@@ -49,9 +49,6 @@ torch.distributed.destroy_process_group()
 
 
 def test_a_step_with_a_gradient_that_is_not_finite_is_left_out_by_deepspeed(tmp_path):
-    """
-    On one process. DeepSpeed before 0.19.8 took the step, with 1 for the norm. The processes play other tasks, and one
-    has no target to write while the other has: under ZeRO-3 each waited for the other then.
-    """
+    """Not finite on one process alone; under ZeRO-3 each would wait for the other otherwise."""
     printed = launch_script(tmp_path, SCRIPT, str(tmp_path))
     assert all(f"zero{stage} {rank} done" in printed for stage in (2, 3) for rank in (0, 1))

@@ -56,7 +56,6 @@ print(f"done {os.environ['RANK']} {len(slow)}\\n", end="", flush=True)
 
 
 def test_slow_environments_of_one_process(tmp_path):
-    """While playing and while evaluating; those that wait say so."""
     printed = launch_script(tmp_path, SCRIPT, str(tmp_path / "run"))
     assert "done 0 0" in printed and "done 1 2" in printed
 
@@ -97,7 +96,6 @@ print(f"done {os.environ['RANK']} {len(slow)}\\n", end="", flush=True)
 
 
 def test_a_process_that_is_slow_to_compute_checksums(tmp_path):
-    """Of a checkpoint of 100 GB, for example, while saving and while resuming."""
     printed = launch_script(tmp_path, CHECKSUMS, str(tmp_path / "run"))
     assert "done 0 2" in printed and "done 1 0" in printed
 
@@ -149,7 +147,6 @@ except (ConnectionError, RuntimeError) as error:
 
 
 def test_a_server_that_one_process_has_lost(tmp_path):
-    """All processes save a checkpoint, with the episodes that had ended, and raise."""
     printed = launch_script(tmp_path, LOST, str(tmp_path / "run"))
     assert "the server is gone: saved 3, stored 2" in printed
     assert (

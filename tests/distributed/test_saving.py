@@ -3,12 +3,9 @@
 """A run that is killed at any moment leaves complete checkpoints and resumes from the last to the same weights."""
 
 import json
-import random
-import signal
 from functools import partial
 from pathlib import Path
 
-import pytest
 from helpers.launch import launch_script
 from safetensors.torch import load_file
 
@@ -17,13 +14,11 @@ from trl_nlac.training.saving import recover
 
 
 KEPT_WEIGHTS = ("target_weights.safetensors", "initial_weights.safetensors")
-NUM_KILLS = 4  # `benchmarks/kills.py` has many
 # Continues the run in a folder to its end or to a kill, in a separate process, and returns the exit code.
 run = partial(kills.run, save_steps=1, save_total_limit=2, logging_steps=1, eval_strategy="no", eval_on_start=False)
 
 
 def assert_whole(checkpoint: Path) -> None:
-    """Every file of this run's checkpoints exists and can be read."""
     names = {path.name for path in checkpoint.rglob("*")}
     needed = "model.safetensors optimizer.pt scheduler.pt rng_state.pth trainer_state.json"
     assert names >= {
@@ -39,40 +34,6 @@ def assert_whole(checkpoint: Path) -> None:
     load_file(checkpoint / "model.safetensors")
 
 
-@pytest.mark.slow
-def test_a_run_that_is_killed_repeatedly_ends_like_one_that_is_not(tmp_path):
-    """Bit for bit, with kills at random moments, half of them while a checkpoint is being written."""
-    assert run(tmp_path / "whole", None) == 0
-    expected = load_file(tmp_path / "whole" / "model.safetensors")
-
-    def assert_ended(output_dir: Path) -> None:
-        actual = load_file(output_dir / "model.safetensors")
-        assert all(actual[name].equal(expected[name]) for name in expected)
-        assert len(list(output_dir.glob("checkpoint-*"))) == 2 and not (output_dir / "_incomplete").exists()
-
-    rng = random.Random()  # different moments each time; the end must be the same
-    num_kills, num_runs, step = 0, 0, 0
-    while num_kills < NUM_KILLS:
-        output_dir = tmp_path / f"killed_{num_runs}"
-        when, seconds = ("after", rng.uniform(0, 2.5)) if num_kills % 2 else ("saves", rng.uniform(0, 0.1))
-        kill = (when, seconds, [signal.SIGKILL])
-        code = run(output_dir, kill)
-        if code == 0:  # it ended before the kill
-            assert_ended(output_dir)
-            num_runs, step = num_runs + 1, 0
-            continue
-        assert code == -signal.SIGKILL, kill
-        num_kills += 1
-        checkpoints = list(output_dir.glob("checkpoint-*"))
-        assert len(checkpoints) <= 3  # the limit, and a new one
-        for checkpoint in checkpoints:
-            assert_whole(checkpoint)
-        before, step = step, max((int(checkpoint.name[11:]) for checkpoint in checkpoints), default=0)
-        assert step >= before  # nothing that was saved is lost
-    assert run(output_dir, None) == 0
-    assert_ended(output_dir)
-
-
 def test_a_checkpoint_that_was_being_replaced_comes_back(tmp_path):
     replaced = tmp_path / "_incomplete" / "replaced-checkpoint-3"
     replaced.mkdir(parents=True)
@@ -84,7 +45,6 @@ def test_a_checkpoint_that_was_being_replaced_comes_back(tmp_path):
 
 
 def test_what_a_checkpoint_holds(tmp_path):
-    """The package's files have no pickle. With `save_only_model` there is only the model, and no run can resume."""
     assert run(tmp_path, None, max_steps=1, save_only_model=True) == 0
     names = {path.name for path in (tmp_path / "checkpoint-1").iterdir()}
     assert "model.safetensors" in names and not names & {"optimizer.pt", "nlac", *KEPT_WEIGHTS}
@@ -139,7 +99,6 @@ print(f"done {rank}\\n", end="", flush=True)
 
 
 def test_nodes_with_disks_of_their_own(tmp_path):
-    """Training does not start where parts of checkpoints would stay behind; each node can save its own."""
     printed = launch_script(tmp_path, NODES, str(tmp_path))
     for rank in (0, 1):
         assert f"{rank} at step 0: Process 1 does not see" in printed and f"done {rank}" in printed

@@ -72,14 +72,12 @@ TASK = {
 
 
 def printed_line(recipe: Path) -> list[str]:
-    """The words of the command that a recipe prints, after `trl-nlac train`."""
     text = re.sub(r"^# ?", "", recipe.read_text(), flags=re.MULTILINE).replace("\\\n", " ")
     (line,) = [line.strip() for line in text.splitlines() if line.strip().startswith("trl-nlac train")]
     return shlex.split(line)[2:]
 
 
 def without(words: list[str], *names: str) -> list[str]:
-    """Leave out options with their values."""
     return [
         word
         for before, word in zip(["", *words], words, strict=False)

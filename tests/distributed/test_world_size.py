@@ -43,7 +43,6 @@ trainer.train(resume_from_checkpoint=checkpoint[0] if checkpoint else None)
 @pytest.mark.slow
 @pytest.mark.parametrize(("saved", "resumed"), [(2, 1), (1, 2)])
 def test_resume_on_another_number_of_processes(tmp_path, saved, resumed):
-    """From the middle of an iteration, with the same global batch: nothing is lost or duplicated."""
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
     launch(str(script), str(tmp_path), str(8 // saved), "3", processes=saved)

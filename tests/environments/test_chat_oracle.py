@@ -5,8 +5,8 @@ import time
 from contextlib import ExitStack
 
 import pytest
-from helpers.chat_server import ChatServer
 
+from benchmarks.chat_server import ChatServer
 from trl_nlac.environments.twenty_questions import Answer, ChatOracle, TwentyQuestionsEnvironment
 
 

@@ -176,7 +176,6 @@ class TestTasks:
         path.write_text("\n".join(map(json.dumps, rows)))
 
     def test_no_problem_is_for_training_and_for_evaluation(self, tmp_path):
-        """Those for evaluation are of one level, and the same in every run."""
         self.write(tmp_path / "sums.jsonl", 0, 40)
         splits = [make_tasks(str(tmp_path / "sums.jsonl"), num_eval_problems=5) for _ in range(2)]
         train, evaluated = splits[0]

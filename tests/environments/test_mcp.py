@@ -16,7 +16,7 @@ import anyio
 import mcp
 import pytest
 from datasets import Dataset
-from helpers.testing_utils import make_roles, make_trainer, play
+from helpers.testing_utils import make_roles, make_trained, play
 from mcp import ClientSession, StdioServerParameters, types
 from mcp.server.lowlevel import Server
 from mcp.shared.memory import create_client_server_memory_streams
@@ -86,7 +86,6 @@ def script(tmp_path) -> str:
 
 @pytest.fixture(params=["stdio", "streamable-http"])
 def server(request, script):
-    """A server that each instance starts, and one on a port of this machine."""
     if request.param == "stdio":
         yield StdioServerParameters(command=sys.executable, args=[script, "0", "stdio"])
         return
@@ -98,7 +97,6 @@ def server(request, script):
 
 @contextmanager
 def serving(script: str, port: int) -> Iterator[str]:
-    """Serve on a port of this machine, as soon as a server answers there."""
     command = [sys.executable, script, str(port), "streamable-http"]
     with subprocess.Popen(command, stderr=subprocess.DEVNULL) as process:
         deadline = time.monotonic() + 30
@@ -140,7 +138,6 @@ def test_several_calls_and_reward_functions(script):
 
 @pytest.mark.parametrize(("keeps_server", "second"), [(False, 1), (True, 2)])
 def test_episodes_do_not_see_one_another(script, keeps_server, second):
-    """An instance plays one episode after the other, and the server counts calls."""
     server = StdioServerParameters(command=sys.executable, args=[script, "0", "stdio"])
     environment = lambda: MCPEnvironment(server, score=score, keeps_server=keeps_server)  # noqa: E731
     roles = make_roles([call("look_up", order="A1"), "done"] * 2)
@@ -158,7 +155,6 @@ def test_a_server_that_does_not_start_again_is_a_failure(script):
 
 
 def test_a_server_that_dies_is_a_failure(server, monkeypatch):
-    """Which is seen at once, long before a call takes too long."""
     monkeypatch.setattr("trl_nlac.environments.mcp.WATCH_SECONDS", 0.5)
     answers = [call("look_up", order="A1"), call("stop")]
     (episode,) = play([PROMPT], lambda: MCPEnvironment(server, score=score), make_roles(answers), timeout=60.0)
@@ -167,7 +163,6 @@ def test_a_server_that_dies_is_a_failure(server, monkeypatch):
 
 
 def test_a_server_that_was_started_again_is_a_failure(script, monkeypatch):
-    """It is there, but it knows nothing of the call."""
     monkeypatch.setattr("trl_nlac.environments.mcp.WATCH_SECONDS", 0.5)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
@@ -223,7 +218,6 @@ class Paged:
 
 @pytest.fixture
 def paged(monkeypatch) -> Paged:
-    """A server in this process."""
     server = Paged()
     monkeypatch.setattr("trl_nlac.environments.mcp._connected", server.connected)
     return server
@@ -280,7 +274,6 @@ def test_an_episode_without_an_answer_is_not_scored_by_the_last_one(paged):
 
 
 def test_wrong_arguments_are_no_failure(paged):
-    """Unless the server has ended the session."""
     answers = [call("one", order=1), "done"]
     (episode,) = play([PROMPT], lambda: MCPEnvironment("", score=score), make_roles(answers))
     assert episode.turns[0].next_observation == "{'error': 'no such argument'}" and episode.failure is None
@@ -299,11 +292,10 @@ def test_no_server():
 def test_training(tmp_path, script):
     server = StdioServerParameters(command=sys.executable, args=[script, "0", "stdio"], env=dict(os.environ))
     rows = Dataset.from_dict({"prompt": ["where is A1?", "where is A2?"], "answer": ["A1", "A2"]})
-    trainer = make_trainer(
+    trainer = make_trained(
         tmp_path / "run",
         {"action_format": None, "max_concurrent_environments": 2},
         train_dataset=rows,
         environment_factory=lambda: MCPEnvironment(server, score=score),
     )
-    trainer.train()
     assert trainer.args.action_format == "tool_call" and not any(e.failure for e in trainer.replay.episodes)

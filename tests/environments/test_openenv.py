@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
 
-
 """Tests with OpenEnv's own servers, clients and base classes; the servers run locally during a test."""
 
 import sys
@@ -100,7 +99,6 @@ class Echo(MCPEnvironment):
 
 @contextmanager
 def serving(*app_args, port: int = 0, **app_kwargs):
-    """Serve an environment and return its address."""
     config = uvicorn.Config(create_fastapi_app(*app_args, **app_kwargs), "127.0.0.1", port, log_level="error")
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, daemon=True)
@@ -170,8 +168,6 @@ def test_a_connection_that_is_lost_within_an_episode(kind):
 
 
 class Remembering(GuessingGame):
-    """Answers before it is reset."""
-
     number = 42
 
 
@@ -243,7 +239,6 @@ def to_tool_call(text: str) -> CallToolAction:
 
 
 def read_tool(observation) -> str:
-    """Return a tool's answer. The server gives a plain observation at the start."""
     if not isinstance(observation, CallToolObservation):
         return observation.metadata.get("message", "ready")
     return observation.error.message if observation.error else str(observation.result["content"][0]["text"])
@@ -308,18 +303,9 @@ class TalkingGame(Environment[Say, Conversation, State]):
 
 def test_example_script(tmp_path):
     settings = {
-        "model_name_or_path": TINY_MODEL,
-        "use_cpu": True,
-        "bf16": False,
-        "report_to": "none",
-        "output_dir": tmp_path,
-        "action_format": "text",
-        "per_device_train_batch_size": 2,
-        "num_tasks": 4,
-        "num_eval_tasks": 2,
-        "max_steps": 2,
-        "max_turns": 3,
-        "max_completion_length": 16,
+        **dict(model_name_or_path=TINY_MODEL, use_cpu=True, bf16=False, report_to="none", output_dir=tmp_path),
+        **dict(action_format="text", per_device_train_batch_size=2, num_tasks=4, num_eval_tasks=2, max_steps=2),
+        **dict(max_turns=3, max_completion_length=16),
     }
     arguments = [str(word) for name, value in settings.items() for word in (f"--{name}", value)]
     with serving(TalkingGame, Say, Conversation, max_concurrent_envs=2) as url:

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
 
-
 """Tests with τ-bench itself; a script behind a local OpenAI-compatible server plays the user."""
 
 import json
@@ -16,7 +15,6 @@ import pytest
 os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # otherwise litellm asks the network for prices
 pytest.importorskip("tau_bench")
 
-from helpers.http_utils import JSONHandler  # noqa: E402
 from helpers.scripts import run_script  # noqa: E402
 from helpers.testing_utils import make_tokenizer  # noqa: E402
 from tau_bench.envs.airline.tasks_test import TASKS as AIRLINE_TASKS  # noqa: E402
@@ -24,6 +22,7 @@ from tau_bench.envs.retail.tasks_test import TASKS_TEST  # noqa: E402
 from tau_bench.envs.retail.tasks_train import TASKS_TRAIN  # noqa: E402
 from transformers import Qwen2Config, Qwen2ForCausalLM  # noqa: E402
 
+from benchmarks.chat_server import JSONHandler  # noqa: E402
 from trl_nlac.chat.tool_calls import format_tool_call  # noqa: E402
 from trl_nlac.environments.tau_bench import TauBenchEnvironment, make_tasks  # noqa: E402
 
@@ -79,7 +78,6 @@ def make_environment(server, env_name="retail", task_split="test", **kwargs) -> 
 
 
 def right_actions(task) -> list[str]:
-    """Return actions that solve a task: its calls, the information for the user, and goodbye."""
     calls = [format_tool_call(action.name, action.kwargs) for action in task.actions]
     return [*calls, f"All done. {' '.join(task.outputs)} Goodbye!"]
 

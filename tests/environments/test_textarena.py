@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
 
-
 import itertools
 import json
 import random
@@ -8,16 +7,12 @@ import re
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from pathlib import Path
 
 import pytest
-from datasets import Dataset
 from helpers.scripts import run_script
-from helpers.testing_utils import ScriptedGenerator, make_config
 
-from trl_nlac import NLACTrainer
-from trl_nlac.environments.embedded import COMPACT_PROMPTS, TINY_MODEL
+from trl_nlac.environments.embedded import TINY_MODEL
 from trl_nlac.environments.textarena import TextArenaEnvironment
 
 
@@ -52,7 +47,6 @@ GAMES = {
 
 
 def play(environment: TextArenaEnvironment, seed: int, actions: list[str]) -> list:
-    """Return observations and rewards."""
     seen = [environment.reset(seed=seed)]
     for action in actions:
         result = environment.step(action)
@@ -64,13 +58,11 @@ def play(environment: TextArenaEnvironment, seed: int, actions: list[str]) -> li
 
 
 def pegs(code: tuple[int, ...], guess: tuple[int, ...]) -> tuple[int, int]:
-    """Return the numbers of black and white pegs, for codes without duplicates."""
     black = sum(a == b for a, b in zip(code, guess, strict=True))
     return black, len(set(code) & set(guess)) - black
 
 
 def hanoi(disks: int, source: str, target: str, other: str) -> list[str]:
-    """Return the shortest solution."""
     if not disks:
         return []
     first, last = hanoi(disks - 1, source, other, target), hanoi(disks - 1, other, target, source)
@@ -168,27 +160,6 @@ class TestEpisodes:
         assert (result.reward, result.terminated) == (1.0, True)
         assert result.info["turn_count"] == 7
 
-    def test_guess_the_number_won(self):
-        environment = TextArenaEnvironment("GuessTheNumber-v0")
-        environment.reset(seed=4)
-        low, high, terminated = 1, 20, False
-        while not terminated:
-            guess = (low + high) // 2
-            result = environment.step(f"I guess [{guess}]")
-            low, high = (guess + 1, high) if "higher" in result.observation else (low, guess - 1)
-            terminated = result.terminated
-        assert result.reward == 1.0 and "Congratulations" in result.observation
-
-    def test_lost_at_the_limit_of_turns(self):
-        environment = TextArenaEnvironment("GuessTheNumber-v0", max_turns=3)
-        environment.reset(seed=2)
-        number = environment.game.state.game_state["game_number"]
-        wrong = [guess for guess in range(1, 21) if guess != number]
-        *results, last = [environment.step(f"[{guess}]") for guess in wrong[:4]]
-        assert not any(result.terminated for result in results)
-        assert last.terminated and not last.truncated and 0 <= last.reward < 1
-        assert f"Target: {number}" in last.observation
-
     def test_lost_by_a_choice(self):
         environment = TextArenaEnvironment("Secretary-v0")
         rewards = set()
@@ -238,39 +209,6 @@ TextArenaEnvironment("Mastermind-v0").reset(seed=1)
         assert (finished.returncode, finished.stdout, finished.stderr) == (0, "", "")
 
 
-class GameGenerator(ScriptedGenerator):
-    """Answers by the question at the end of the prompt; actions are random."""
-
-    rng = random.Random(0)
-
-    def generate(self, prompts, *args, **kwargs):
-        self.answers += [self.answer(self.chat.tokenizer.decode(prompt[-12:])) for prompt in prompts]
-        return super().generate(prompts, *args, **kwargs)
-
-    def answer(self, question: str) -> str:
-        if "Critique?" in question or "Summary?" in question:
-            return "Future:\na higher value\nOptimality:\nNo, wait"
-        if "Scenario?" in question:
-            return "a higher value"
-        return "[continue]" if "Revise?" in question else self.rng.choice(["[continue]", "[accept]"])
-
-
-def test_training(tmp_path):
-    """The trainer plays real games with scripted answers: the tiny model's critiques break their format here."""
-    trainer = NLACTrainer(
-        model=TINY_MODEL,
-        args=make_config(tmp_path, logging_steps=1),
-        train_dataset=Dataset.from_dict({"seed": range(8)}),
-        environment_factory=partial(TextArenaEnvironment, "Secretary-v0"),
-        prompts=COMPACT_PROMPTS,
-    )
-    trainer.roles.generator = GameGenerator(trainer.roles.chat, [])
-    trainer.train()
-    for log in trainer.state.log_history[:2]:
-        assert log["critic/loss"] > 0 and log["policy/loss"] > 0 and log["grad_norm"] > 0
-        assert log["environment/failure_rate"] == 0 and 0 <= log["episode/return"] <= 1
-
-
 def test_example(tmp_path):
     arguments = f"""--output_dir {tmp_path}
         --model_name_or_path {TINY_MODEL} --prompts {TINY_MODEL}/nlac_prompts.json --use_cpu --bf16 False
@@ -279,6 +217,7 @@ def test_example(tmp_path):
     output = run_script("examples/scripts/nlac_textarena.py", *arguments.split())
     logs = [json.loads(line) for line in (tmp_path / "training_log.jsonl").read_text().splitlines()]
     losses = [log["loss"] for log in logs if "loss" in log]
+    assert not any(log.get("environment/failure_rate") for log in logs)
     assert len(losses) == 3 and max(losses) > 0  # the tiny model's critiques of an unknown game are rarely readable
     assert "On seeds that it was not trained on, the agent wins" in output
     assert (tmp_path / "model.safetensors").exists()

@@ -14,7 +14,6 @@ def ask(object: str, question: str) -> Answer:
 
 
 def phrases(attribute: str) -> list[tuple[str, bool]]:
-    """Return phrases that ask for an attribute, and whether they ask for it or its opposite."""
     parts = ATTRIBUTES[attribute].split(";")
     return [(phrase.strip(), part is parts[0]) for part in parts for phrase in part.split(",")]
 
@@ -105,7 +104,6 @@ def test_unknown_object_is_a_failure():
 
 
 def play(environment: TwentyQuestionsEnvironment, name: str) -> tuple[float, int]:
-    """Return the score and the number of questions of a solver that halves the objects with every question."""
     environment.reset(object=name)
     candidates = set(OBJECTS)
     for number in itertools.count(1):

@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 from datasets import Dataset
-from helpers.testing_utils import DESK, make_logs, make_roles, make_roles_of, make_tokenizer, make_trainer
+from helpers.testing_utils import DESK, make_logs, make_roles, make_roles_of, make_tokenizer, make_trained
 
 from trl_nlac.chat.encoder import ChatEncoder
 from trl_nlac.chat.message_reader import read_conversation
@@ -38,13 +38,11 @@ def result(content="done") -> dict:
 class TestConversations:
     @pytest.mark.parametrize("action_format", ["text", "react", "tool_call"])
     def test_round_trip(self, tmp_path, action_format):
-        """Played episodes are the same after they were written as conversations and read again."""
-        trainer = make_trainer(
+        trainer = make_trained(
             tmp_path,
             {"max_steps": 1, "max_turns": 2, "action_format": action_format, "max_completion_length": 48},
             environment_factory=lambda: make_environment(DESK, action_format),
         )
-        trainer.train()
         dataset = to_dataset(trainer.replay.episodes, trainer.roles.actions)
         if action_format == "tool_call":
             assert json.loads(dataset[0]["tools"]) == trainer.environments.tool_schemas
@@ -57,7 +55,6 @@ class TestConversations:
 
     @pytest.mark.parametrize("action_format", ["text", "react", "tool_call"])
     def test_system_messages_examples_and_tools_stay(self, action_format):
-        """A log with all of these in its opening is the same after it was read and written again."""
         opening = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "An example."}, USER]
         schema = {"type": "function", "function": {"name": "route", "parameters": {"properties": {}}}}
         action = called("route") if action_format == "tool_call" else said("Thought: so\nAction: route")
@@ -73,7 +70,6 @@ class TestConversations:
         assert again.opening == episode.opening
 
     def test_text_next_to_calls_stays(self):
-        """If the template shows it, as Qwen's does."""
         roles = make_roles_of(ChatEncoder(make_tokenizer("qwen2_5")), [], action_format="tool_call")
         messages = [USER, {**called("look"), "content": "Let me see."}, result("a door"), called("go")]
         (episode,) = episodes_from_logs(
@@ -111,7 +107,6 @@ class TestConversations:
 
     @pytest.mark.parametrize("names", [["look"], ["look", "wait"]])
     def test_the_words_of_a_user_after_results_stay_the_users(self, names):
-        """A played turn is written as its messages were recorded, and read again as it was."""
         roles = make_roles_of(ChatEncoder(make_tokenizer("qwen2_5")), [], action_format="tool_call")
         action = format_tool_calls([(name, {}) for name in names])
         results = format_results([f"r{i}" for i in range(len(names))])
@@ -130,7 +125,6 @@ class TestConversations:
         assert again.turns[0] == episode.turns[0]
 
     def test_calls_of_openai(self):
-        """Arguments in JSON, a thought as content, several results, contents in parts."""
         messages = [
             {"role": "user", "content": [{"type": "text", "text": "situ"}, {"type": "text", "text": "2"}]},
             {**called("look", "wait", arguments='{"at": "door"}'), "content": "First  look."},

@@ -15,7 +15,7 @@ import pytest
 import torch
 from helpers.testing_utils import Answering, make_roles, play
 
-from trl_nlac.environments import EnvironmentFailure, StepResult, TextEnvironment
+from trl_nlac.environments import StepResult, TextEnvironment
 from trl_nlac.episodes.pool import EnvironmentPool
 from trl_nlac.episodes.rewards import EpisodeRewards
 from trl_nlac.episodes.rollout import play_episodes
@@ -241,7 +241,6 @@ class TestFaults:
         ids=repr,
     )
     def test_rewards_are_never_invented(self, result, kind, caplog):
-        """A result that is none cuts the episode after the turns before it."""
         answers = {"one": StepResult("go on"), "two": result}
         (episode,) = play([{}], lambda: Answering(answers.get), make_roles(["one", "two"], max_turns=5))
         assert episode.failure.startswith(f"{kind}: ") and len(episode.turns) == 1 and episode.score == 0
@@ -325,8 +324,6 @@ class TestFaults:
         assert len(set(drawn)) == 3  # what environments draw is new every time, too
 
     def test_half_characters(self):
-        """They are not valid text, in observations and in errors."""
-
         class Halves:
             def reset(self, fails):
                 self.fails = fails
@@ -407,48 +404,6 @@ class TestFaults:
         for episode in play([{}, {}], Growing):
             assert episode.tools == ({"type": "function", "function": {"name": "look"}},)
 
-    def test_limits_of_the_trainer_are_rewarded_too(self):
-        class Env:
-            def reset(self):
-                self.count = 0
-
-            def look(self) -> int:
-                """Look around."""
-                self.count += 1
-                return self.count
-
-            def get_reward(self):
-                return self.count / 10
-
-        (episode,) = play([{}], Env, make_roles('{"name": "look"}', max_turns=3))
-        assert episode.truncated and [turn.reward for turn in episode.turns] == [0, 0, 0.3]
-
-    def test_tools_fail_as_observations_or_as_infrastructure(self):
-        class Env:
-            def reset(self):
-                self.count = 0
-
-            def look(self, where: str) -> str:
-                """
-                Look around.
-
-                Args:
-                    where: In which direction.
-                """
-                self.count += 1
-                raise EnvironmentFailure("the server is down") if self.count == 2 else KeyError(where)
-
-            def get_reward(self):
-                return 1.0
-
-        calls = [{"where": "up"}, {"here": "up"}, {"where": "up"}]
-        answers = [f'{{"name": "look", "arguments": {{"{name}": "up"}}}}' for call in calls for name in call]
-        (episode,) = play([{}], Env, make_roles(answers, max_turns=8))
-        assert [turn.next_observation for turn in episode.turns][0] == str({"error": "'up'"})
-        assert "unexpected keyword argument 'here'" in episode.turns[1].next_observation
-        assert episode.failure == "step: EnvironmentFailure: the server is down"
-        assert len(episode.turns) == 2 and episode.score == 0
-
     @pytest.mark.parametrize("error", [ConnectionError, SystemExit, KeyboardInterrupt])
     def test_reward_functions_that_fail(self, error):
         def judge(completions, **kwargs):
@@ -475,7 +430,6 @@ class TestFaults:
         release.set()
 
     def test_functions_that_take_too_long_keep_their_instances(self):
-        """They still read them: other episodes get new ones."""
         release, made = threading.Event(), []
 
         def wait(completions, **kwargs):

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import pytest
 from datasets import Dataset
-from helpers.testing_utils import Countdown, make_roles, make_trainer, play
+from helpers.testing_utils import Countdown, make_roles, make_trained, make_trainer, play
 
 from trl_nlac import NLACTrainer
 from trl_nlac.environments import StepResult, TextEnvironment
@@ -23,8 +23,6 @@ from trl_nlac.types import TrainingStopped
 
 
 class Instances:
-    """Counts its living instances."""
-
     alive: set["Instances"] = set()
     most = 0
 
@@ -43,8 +41,6 @@ class Instances:
 
 
 class Breaking(Instances):
-    """Breaks in the first step of the tasks that say so."""
-
     def reset(self, fails=False):
         self.fails = fails
         return "win"
@@ -56,8 +52,6 @@ class Breaking(Instances):
 
 
 class SlowlyClosed(Breaking):
-    """Takes a while to close."""
-
     def close(self):
         time.sleep(0.2)
         super().close()
@@ -192,7 +186,6 @@ class TestInstances:
         ids=["closes them", "waits for them"],
     )
     def test_the_end_of_the_program(self, tmp_path, end):
-        """Closes those that are left, and waits for those that are closing."""
         script = tmp_path / "script.py"
         script.write_text(
             "import time\n"
@@ -340,8 +333,6 @@ def test_jobs_without_an_instance_leave_no_thread():
 
 
 class TestSharedInstances:
-    """An object that a factory returns again would play two episodes as one."""
-
     def test_they_are_refused(self):
         one = Countdown()
         with pytest.raises(ValueError, match="`environment_factory` returned a Countdown .* in use: .* new instance"):
@@ -359,8 +350,6 @@ class TestSharedInstances:
 
 
 class Wandering(Countdown):
-    """Changes the working directory in every method."""
-
     def __init__(self, folder):
         self.folder = folder
 
@@ -374,15 +363,13 @@ class Wandering(Countdown):
 
 
 def test_a_run_stays_in_its_folder(tmp_path, monkeypatch):
-    """Also if its name is relative and an environment changes the working directory."""
     home, elsewhere = tmp_path / "home", tmp_path / "elsewhere"
     for folder in (home, elsewhere):
         folder.mkdir()
     monkeypatch.chdir(home)
     config = {"max_steps": 2, "save_strategy": "steps", "save_steps": 1, "audit_samples": 1}
     tasks = Dataset.from_dict({"start": [2] * 4})
-    trainer = make_trainer("run", config, train_dataset=tasks, environment_factory=lambda: Wandering(elsewhere))
-    trainer.train()
+    trainer = make_trained("run", config, train_dataset=tasks, environment_factory=lambda: Wandering(elsewhere))
     trainer.save_model()
     assert not list(elsewhere.iterdir())
     assert {"checkpoint-1", "checkpoint-2", "model.safetensors"} <= {path.name for path in (home / "run").iterdir()}

@@ -46,8 +46,6 @@ def is_running(pid: int) -> bool:
 
 @pytest.mark.parametrize("max_instances", [None, 2])
 def test_the_same_as_in_threads(tmp_path, max_instances):
-    """An instance for each episode or a few for all."""
-
     def play(workers, factory, tasks):
         most = max_instances if workers == "process" else None
         return play_in(workers, factory, tasks, max_instances=most, timeout=300)[0]
@@ -175,8 +173,6 @@ def test_signals_are_for_the_trainer():
 
 
 def test_an_environment_can_have_processes_of_its_own():
-    """And end them: they do not inherit that a signal does nothing."""
-
     class Sandbox(TextEnvironment):
         def reset(self):
             return "begin"
@@ -273,7 +269,6 @@ def test_what_an_environment_started_ends_with_it_in_a_call(tmp_path, environmen
 
 @pytest.mark.parametrize("seconds", [pytest.param(0, marks=pytest.mark.slow), 600])
 def test_processes_end_with_the_trainer(tmp_path, seconds):
-    """Also if it is killed, and while a call hangs."""
     script = tmp_path / "script.py"
     script.write_text(
         "import os, sys, time\n"

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
 
-
 """Environments on the machines of a Ray cluster: the same as in threads, wherever they are."""
 
 import os
@@ -35,7 +34,6 @@ TIMEOUT = 300  # a process takes long to start on a machine that is busy
 
 @pytest.fixture(scope="module", autouse=True)
 def cluster():
-    """A cluster of several machines, as Ray's own tests make it: all of them are this one."""
     from ray.cluster_utils import Cluster
 
     node = {"num_cpus": 1, "node_ip_address": "127.0.0.1", "object_store_memory": 80 * 2**20}

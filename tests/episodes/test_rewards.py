@@ -86,7 +86,6 @@ class TestEpisodeRewards:
         assert all("None of `reward_funcs` (none, nan)" in warning for warning in warnings)
 
     def test_reward_functions_see_the_raw_text(self):
-        """Of a call that cannot be read, and after a call."""
         chat = ChatEncoder(make_tokenizer("qwen2_5"))
         call = chat.tokenizer.decode(chat.past_turn(call_message([("route", {"team": "legal"})]))[:-1])
         answers = [chat.template.encode(text) for text in (f"{call[:40]}<|im_end|>", f"{call} There.<|im_end|>")]
@@ -104,7 +103,6 @@ class TestEpisodeRewards:
         assert called["content"] == "There." and called["tool_calls"]
 
     def test_completions_are_the_sampled_tokens(self):
-        """Also those of thoughts, which do not stay in the conversation."""
         chat, seen = ChatEncoder(make_tokenizer("qwen3")), []
         sampled = chat.template.encode("<think>\nHm.\n</think>\n\ntake red<|im_end|>")
 
@@ -118,8 +116,6 @@ class TestEpisodeRewards:
 
     @pytest.mark.parametrize(("name", "problem"), [("raises", "no such key"), ("short", "gave 1 rewards")])
     def test_failures_are_warnings(self, caplog, name, problem):
-        """One for all episodes, with the traceback for an error that ends training."""
-
         def raises(**kwargs):
             raise KeyError("no such key")
 
@@ -136,8 +132,6 @@ class TestEpisodeRewards:
         assert problem in pool.last_failure
 
     def test_one_episode_that_cannot_be_scored(self):
-        """A function returns a failure in place of its reward; the others have theirs."""
-
         def judge(completions, **kwargs):
             return [0.5, EnvironmentFailure("no judge")]
 
@@ -149,11 +143,7 @@ class TestEpisodeRewards:
         with pytest.raises(ValueError, match="`reward_weights` has 2 entries for 1"):
             EpisodeRewards([len], [1.0, 2.0])
         two_episodes = ([[], []], [[], []], [[], []], [None, None], [{}, {}])
-        for returned, problem in [
-            ([1.0], "gave 1 rewards"),
-            ([3e38, 0], "the reward is 6e[+]38"),
-            ({0: 1, 1: 1}, "gave dict"),
-        ]:
+        for returned, problem in [([1.0], "gave 1 rewards"), ([3e38, 0], "is 6e[+]38"), ({0: 1, 1: 1}, "gave dict")]:
             with pytest.raises(EnvironmentFailure, match=f"`<lambda>` failed: (it )?{problem}"):
                 EpisodeRewards([lambda returned=returned, **kwargs: returned], [2.0])(*two_episodes)
 

@@ -103,7 +103,6 @@ class TestPlayEpisodes:
 
     @pytest.mark.parametrize("limit", [None, 40])
     def test_states_without_history(self, limit):
-        """A state is what came before the first observation, and the last observation; logs have the same."""
         answers = [f"take {i}" for i in range(8)]
         roles = make_roles(answers, max_turns=9, max_prompt_length=limit, keep_history=False)
         (episode,) = play_episodes(EnvironmentPool(Corridor), [{}], roles)
@@ -136,7 +135,6 @@ class TestPlayEpisodes:
         assert play_within(longest - 1)[1] < longest
 
     def test_the_newest_turn_stays_where_it_fills_the_room(self):
-        """More than half of what the opening and the observation leave; older turns go."""
         answer = " ".join(["take"] * 16)
         prompts = NLACPrompts(**{**vars(COMPACT_PROMPTS), "history_cut": "trap"})
         roles = make_roles(answer, prompts=prompts, max_turns=4, max_prompt_length=40)
@@ -236,8 +234,6 @@ class TestPlayEpisodes:
 
     @pytest.mark.parametrize("max_turns", [1, 2])
     def test_words_that_the_chat_template_cannot_show_truncate(self, max_turns):
-        """After the results of tools; also at a limit, after which nothing but a Bellman backup would show them."""
-
         class Talking(TextEnvironment):
             tool_schemas = [TOOL]
 
@@ -261,16 +257,7 @@ class TestPlayEpisodes:
         assert episodes[0].failure.startswith("step: ValueError: The chat template cannot show calls of route")
         assert episodes[0].truncated and episodes[1].failure is None
 
-    def test_messages_may_open_an_episode(self):
-        opening = [{"role": "system", "content": "take red"}, {"role": "user", "content": "trap"}]
-        roles = make_roles(["win"], max_turns=5)
-        (episode,) = play([{}], lambda: Answering(StepResult("late", terminated=True), opening), roles)
-        assert roles.chat.tokenizer.decode(episode.token_ids) == (
-            "<|system|> take red<|end|><|user|> trap<|end|><|assistant|> win<|end|>"
-        )
-
     def test_messages_of_openai_may_open_an_episode(self):
-        """Calls without content, and content in blocks of text, are read as in logs."""
         calls = [{"id": "1", "type": "function", "function": {"name": "look", "arguments": "{}"}}]
 
         class Chat:
@@ -300,7 +287,6 @@ class TestPlayEpisodes:
         assert episode.failure == f"observation: MalformedResult: {expected}"
 
     def test_actions_can_come_from_elsewhere(self):
-        """A function answers the states, with seeds that differ, and the policy is not asked."""
         wrong, right = "route legal ruby photo noon", "route billing amber photo noon"
         roles, given = make_roles([], max_turns=5), []
 
@@ -319,8 +305,6 @@ class TestPlayEpisodes:
 
 
 class Waiter:
-    """Waits in its first step until `waits_for` other episodes have ended."""
-
     others_done = threading.Semaphore(0)
 
     def reset(self, number, waits_for=0):
@@ -339,8 +323,6 @@ class Waiter:
 
 
 class Slowed:
-    """A service desk whose steps take a random time."""
-
     rng = random.Random(0)
 
     def __init__(self):
@@ -450,8 +432,6 @@ class OneByOne(ScriptedGenerator):
 
 
 class Failing(ScriptedGenerator):
-    """Fails once two threads have asked."""
-
     is_concurrent = True
     asked = threading.Barrier(2)
 
@@ -471,8 +451,6 @@ class Slow(ScriptedGenerator):
 
 
 class TestContinuousBatching:
-    """Engines and servers answer each episode as soon as it waits for an action."""
-
     def test_slow_answers_do_not_hold_up_other_episodes(self):
         roles = make_roles("take 1", max_turns=5)
         roles.generator = OneByOne(roles.chat, "take 1")
@@ -505,7 +483,6 @@ class TestContinuousBatching:
         assert len(set(map(tuple, played[0]))) > 2
 
     def test_an_error_of_the_generator_ends_the_rollout(self):
-        """The instances are closed, and none counts as one that hangs."""
         roles = make_roles([], max_turns=5)
         roles.generator, pool = Failing(roles.chat, []), EnvironmentPool(Waiter)
         with pytest.raises(IndexError):

@@ -15,15 +15,7 @@ import pytest
 import torch
 from datasets import Dataset
 from helpers.engine_utils import make_async_trainer
-from helpers.testing_utils import (
-    Countdown,
-    RecordingTrainer,
-    assert_same,
-    make_config,
-    make_logs,
-    make_roles,
-    weights,
-)
+from helpers.testing_utils import Countdown, RecordingTrainer, assert_same, make_config, make_logs, make_roles, weights
 from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 
 from benchmarks.tiny_engine import TinyEngine
@@ -44,7 +36,6 @@ def logged(trainer, name: str) -> list[float]:
 
 
 def starts(number: int) -> Dataset:
-    """Tasks of two turns."""
     return Dataset.from_dict({"start": [2] * number})
 
 
@@ -59,8 +50,6 @@ class Played(Countdown):
 
 
 class Slow(Countdown):
-    """Takes a while for a step."""
-
     def step(self, action):
         time.sleep(0.2)
         return super().step(action)
@@ -98,19 +87,12 @@ def test_environments_play_while_the_model_trains(monkeypatch, tmp_path):
 
 @pytest.mark.parametrize("max_staleness", [1, 3])
 def test_every_episode_is_counted_once(monkeypatch, tmp_path, max_staleness):
-    """Also those under way at checkpoints, evaluations and the end, and those that fail."""
     Played.begun = []
     numbers = list(range(40))
     fails_at = [0 if number == 5 else -1 for number in numbers]
     tasks = Dataset.from_dict({"number": numbers, "start": [2] * 40, "fails_at": fails_at})
     config = {"max_steps": 5, "shuffle_dataset": False, "log_completions": False}
-    config |= {
-        "save_strategy": "steps",
-        "save_steps": 2,
-        "eval_strategy": "steps",
-        "eval_steps": 3,
-        "num_eval_critiques": 0,
-    }
+    config |= dict(save_strategy="steps", save_steps=2, eval_strategy="steps", eval_steps=3, num_eval_critiques=0)
     evaluated = Dataset.from_dict({"number": [99], "start": [2], "fails_at": [-1]})
     trainer = make_async_trainer(
         monkeypatch,
@@ -133,8 +115,6 @@ def test_every_episode_is_counted_once(monkeypatch, tmp_path, max_staleness):
 
 
 class Stopped(RecordingTrainer):
-    """Gets a SIGTERM in its third optimizer step."""
-
     def compute_loss(self, *args, **kwargs):
         if len(self.micro_batches) == 2:
             os.kill(os.getpid(), signal.SIGTERM)
@@ -142,10 +122,6 @@ class Stopped(RecordingTrainer):
 
 
 def test_stopped_and_killed_runs_go_on_as_they_would_have(monkeypatch, tmp_path):
-    """
-    To the last bit, from checkpoints with episodes under way, which end before they are saved. With the smallest
-    staleness it does not matter how fast anything is.
-    """
     config = {"max_steps": 4, "save_strategy": "steps", "save_steps": 2}
     whole = make_async_trainer(monkeypatch, tmp_path / "whole", config, max_staleness=1)
     whole.train()
@@ -167,8 +143,6 @@ def test_stopped_and_killed_runs_go_on_as_they_would_have(monkeypatch, tmp_path)
 
 
 def test_a_callback_can_generate_while_episodes_are_under_way(monkeypatch, tmp_path):
-    """With other weights than those that play, which go on with the policy's newest ones."""
-
     class Generates(TrainerCallback):
         def on_step_end(self, *args, **kwargs):
             with trainer.roles.generator.session(trainer.model):
@@ -206,8 +180,6 @@ def test_the_error_of_a_generator_ends_training(monkeypatch, tmp_path):
 
 
 def test_what_is_under_way_is_given_up(monkeypatch, tmp_path):
-    """After Ctrl-C, for example: the thread ends at the next action."""
-
     class Interrupted(RecordingTrainer):
         def compute_loss(self, *args, **kwargs):
             if len(self.micro_batches) == 1:
@@ -225,7 +197,6 @@ def test_what_is_under_way_is_given_up(monkeypatch, tmp_path):
 
 
 def silent_episodes(tasks: list[dict]) -> list[Episode]:
-    """Make episodes without a turn."""
     return [Episode(task, (), np.zeros(1, np.int32), (), True, False) for task in tasks]
 
 
@@ -238,8 +209,6 @@ def make_rollouts(monkeypatch, play: Callable, updates: int) -> AsyncRollouts:
 
 
 def test_environments_that_seed_torch_do_not_repeat_rounds():
-    """A run that is resumed goes on with the same seeds."""
-
     class Seeding(TextEnvironment):
         takes_seed = True
 
@@ -272,7 +241,6 @@ def test_environments_that_seed_torch_do_not_repeat_rounds():
 
 
 def test_reward_functions_score_what_is_played_beside_training():
-    """And what was noted there is counted."""
     roles, players = make_roles([], max_turns=2), make_roles("take red", max_turns=2)
     roles.generator.share = lambda: None
     rewards = EpisodeRewards([lambda completions, **kwargs: [0.5] * len(completions)])
@@ -327,8 +295,6 @@ def test_only_rounds_that_would_be_too_old_are_waited_for(monkeypatch):
 
 
 def test_an_error_takes_no_other_rounds_with_it(monkeypatch, caplog):
-    """The second of three rounds is lost; those before and after can be stored."""
-
     def play(pool, tasks, *args, **kwargs):
         if tasks[0]["run"] == 2:
             raise ConnectionError("the server is gone")

@@ -4,7 +4,15 @@ import json
 
 import pytest
 from datasets import Dataset
-from helpers.testing_utils import Answering, make_roles, make_roles_of, make_tokenizer, make_trainer, play
+from helpers.testing_utils import (
+    Answering,
+    make_roles,
+    make_roles_of,
+    make_tokenizer,
+    make_trained,
+    make_trainer,
+    play,
+)
 from trl import GRPOConfig, GRPOTrainer
 
 from trl_nlac import NLACPrompts
@@ -93,8 +101,6 @@ class TestToolEnvironment:
         assert observation == str({"error": read})
 
     def test_a_tool_that_calls_exit_has_failed(self):
-        """Such as one that runs code of the model."""
-
         def run():
             """Run."""
             raise SystemExit("no more")
@@ -165,8 +171,6 @@ class TestToolEnvironment:
         ids=str,
     )
     def test_tools_that_return_anything(self, returned):
-        """Content blocks are joined; everything else reads as under GRPOTrainer, whose templates print it."""
-
         class Returns(Counter):
             def look(self):
                 """Look."""
@@ -284,7 +288,6 @@ class TestMalformedCalls:
     @pytest.mark.parametrize("action_format", ["react", "text", "tool_call"])
     @pytest.mark.parametrize("kind", MALFORMED)
     def test_none_ends_an_episode(self, kind, action_format):
-        """A call that can be read is made, any other is reported to the policy. Sampled tokens stay as they are."""
         text, is_readable = MALFORMED[kind]
         said, end = (f"Thought: hm\nAction: {act}" if action_format == "react" else act for act in (text, "ten"))
         chat = ChatEncoder(make_tokenizer("qwen2_5"))
@@ -356,7 +359,6 @@ def diaries_of(trainer) -> set[tuple[str, ...]]:
 
 
 def test_the_same_episodes_as_under_grpo(tmp_path):
-    """With the same class, model and greedy sampling, every call, answer and reward is the same."""
     tasks = Dataset.from_list([{"prompt": PROMPT, "request": request} for request in REQUESTS])
     config = dict(use_cpu=True, bf16=False, report_to="none", max_steps=1, top_k=1, per_device_train_batch_size=6)
     grpo = GRPOTrainer(
@@ -412,16 +414,13 @@ def test_environments_may_own_their_data(tmp_path, kind):
 
     environment = Tools if kind == "trl" else Text
     arguments = dict(environment_factory=environment, train_dataset=None)
-    trainer = make_trainer(tmp_path, {"max_steps": 2}, **arguments)
-    trainer.train()
+    make_trained(tmp_path, {"max_steps": 2}, **arguments)
     assert environment.resets == [{"prompt": PROMPT} if kind == "trl" else {}] * 8
     with pytest.raises(ValueError, match="`train_dataset`"):
         make_trainer(tmp_path / "other", {"max_steps": -1}, **arguments).train()
 
 
 def test_tools_choose_the_format_of_actions(tmp_path):
-    """Where the template shows tools, actions are its calls; the choice is saved for the agent."""
-
     class Text(TextEnvironment):
         def reset(self):
             return "baku 2"
@@ -447,7 +446,7 @@ def test_what_functions_log_in_an_evaluation_is_its_own(tmp_path):
         return Dataset.from_list([{"prompt": [{"role": "user", "content": f"Say {word}."}]}] * 2)
 
     config = {"max_steps": 2, "logging_steps": 1, "eval_strategy": "steps", "eval_steps": 1}
-    trainer = make_trainer(
+    trainer = make_trained(
         tmp_path,
         config,
         train_dataset=tasks("one"),
@@ -455,7 +454,6 @@ def test_what_functions_log_in_an_evaluation_is_its_own(tmp_path):
         environment_factory=None,
         reward_funcs=judge,
     )
-    trainer.train()
     logged = [{log[name] for log in trainer.state.log_history if name in log} for name in ("is_eval", "eval_is_eval")]
     assert logged == [{0.0}, {1.0}]
 
@@ -470,8 +468,7 @@ def test_reward_functions_get_what_trl_gives_them(tmp_path):
     tasks = Dataset.from_list([{"prompt": PROMPT, "request": request} for request in REQUESTS])
     config = {"action_format": "tool_call", "logging_steps": 1}
     arguments = {"train_dataset": tasks, "environment_factory": DeskTools, "reward_funcs": count}
-    trainer = make_trainer(tmp_path, config, **arguments)
-    trainer.train()
+    trainer = make_trained(tmp_path, config, **arguments)
     assert [entry["my/step"] for entry in trainer.state.log_history if "my/step" in entry] == [0, 1]
     assert trainer.state.log_history[0]["episode/return"] >= 1
 

@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
-from helpers.testing_utils import make_roles, make_trainer, play
+from helpers.testing_utils import make_roles, make_trained, play
 from trl.experimental.harbor import HarborSpec
 from trl.experimental.harbor._env import HarborBashEnv
 from trl.experimental.openreward import OpenRewardSpec
@@ -64,7 +64,6 @@ class ShortHarness(LocalHarness):
 
 @pytest.fixture
 def suite(tmp_path) -> Path:
-    """Two tasks in Harbor's form."""
     for name, expected in (("a", "4"), ("b", "9")):
         folder = tmp_path / "tasks" / name
         folder.mkdir(parents=True)
@@ -89,14 +88,13 @@ class TestHarbor:
 
     def test_trains(self, suite, tmp_path):
         spec = HarborSpec(str(suite), agent=ShortHarness, num_tasks=1)
-        trainer = make_trainer(
+        trainer = make_trained(
             tmp_path / "run",
             {"max_steps": 1, "max_turns": 2},
             train_dataset=spec.train_dataset,
             environment_factory=spec.environment_factory,
             reward_funcs=spec.reward_funcs,
         )
-        trainer.train()
         assert all(episode.failure is None and episode.score == 0 for episode in trainer.replay.episodes)
 
     def test_a_package_that_is_missing_is_a_failure_of_the_environment(self, suite):
@@ -122,7 +120,6 @@ def ending_when_finished(factory):
 
 @pytest.fixture(scope="module")
 def url():
-    """OpenReward's own server, on a free port."""
     environments = pytest.importorskip("openreward.environments")
     uvicorn = pytest.importorskip("uvicorn")
     from pydantic import BaseModel
@@ -167,8 +164,6 @@ def url():
 
 
 class TestOpenReward:
-    """With OpenReward's own server on this machine. Its package wants older versions of others than ours."""
-
     def test_plays_with_the_adapter(self, url):
         spec = OpenRewardSpec(url)
         factory, answers = ending_when_finished(spec.environment_factory), [call("guess", number=i) for i in (3, 5)]

@@ -22,17 +22,11 @@ def server(tmp_path_factory):
 
 @pytest.mark.parametrize("adapters", [True, False])  # full weights replace the server's base model
 def test_async_rollouts(server, tmp_path, adapters):
-    """Staleness is bounded, every episode is stored, and the same seed gives the same run."""
     lora = LoraConfig(r=4, lora_alpha=64, target_modules="all-linear") if adapters else None
     runs = []
     for name in ("first", "second"):
         (tmp_path / name).mkdir()
-        config = {
-            "async_rollouts": True,
-            "max_steps": 5,
-            "save_strategy": "steps",
-            "save_steps": 3,
-        }
+        config = {"async_rollouts": True, "max_steps": 5, "save_strategy": "steps", "save_steps": 3}
         arguments = {"peft_config": lora, "trainer_class": RecordingTrainer}
         trainer = make_client(server, tmp_path / name, config, **arguments)
         trainer.rollouts.max_staleness = 1

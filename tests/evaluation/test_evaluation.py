@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 
-
 import pytest
 import torch
 from datasets import Dataset, IterableDataset
-from helpers.testing_utils import TASKS, Answering, Countdown, make_roles, make_trainer
+from helpers.testing_utils import TASKS, Answering, Countdown, make_roles, make_trained, make_trainer
 
 from trl_nlac import nlac_trainer
 from trl_nlac.environments import StepResult
@@ -41,7 +40,6 @@ class TestEvaluation:
                 trainer.evaluate(rows)
 
     def test_metrics_of_training_stay(self, tmp_path):
-        """Those of episodes that were played beside it, for example."""
         trainer = make_trainer(tmp_path, {"num_eval_episodes": 2}, eval_dataset=TASKS)
         trainer.roles.tally.metrics["policy/format_rate"] += [1.0, 0.0]
         trainer.evaluate()
@@ -86,8 +84,7 @@ class TestEvaluation:
         assert judged(0) == chosen[0] and len({frozenset(one) for one in chosen}) > 1
 
     def test_during_training(self, tmp_path):
-        trainer = make_trainer(tmp_path, {"eval_strategy": "steps", "eval_steps": 1}, eval_dataset=TASKS)
-        trainer.train()
+        trainer = make_trained(tmp_path, {"eval_strategy": "steps", "eval_steps": 1}, eval_dataset=TASKS)
         steps = [entry["step"] for entry in trainer.state.log_history if "eval_episode/success_rate" in entry]
         assert steps == [1, 2]
         assert len(trainer.replay.episodes) == 8  # of training alone

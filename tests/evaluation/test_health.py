@@ -72,7 +72,6 @@ class TestHealth:
         assert metrics["health/prompt_echoed"] == 0.5
 
     def test_an_action_that_was_kept_says_nothing_of_the_refinement_policy(self):
-        """It was not asked."""
         kept = Refinement("a", Critique("", True), Answer(None, (), "a", "a"), is_kept=True)
         changed = Refinement("a", Critique("", False), Answer(None, (), "a", "a"))
         metrics = health_metrics(ROLES, [], [], [kept, changed, None])
@@ -108,7 +107,6 @@ class TestHealth:
         assert sum(found, []) == [name] and told in caplog.text
 
     def test_warns_when_advice_comes_to_name_the_criticised_actions(self, caplog):
-        """The one metric whose rise is the decay. A run resumes."""
         name, monitor = "health/advice_repeats_action", HealthMonitor()
         assert not any(monitor.update({name: 0.1}) for _ in range(10))
         resumed = HealthMonitor()
@@ -147,7 +145,6 @@ class TestFormatMonitor:
         assert "90% of the answers are cut off" in cause and "`max_completion_length` (256)" in cause
 
     def test_prompts_that_are_too_long_come_first(self):
-        """Whatever becomes of the answers to the others."""
         monitor = FormatMonitor(max_completion_length=256)
         metrics = {"prompts/too_long_ratio": 0.3, "completions/clipped_ratio": 0.9, "critic/format_rate": 0.0}
         assert monitor.update(metrics) == ["prompts/too_long_ratio"] and monitor.update(metrics) == []

@@ -32,7 +32,6 @@ class TestSuccessRate:
 
 class TestPassHatK:
     def test_definition(self):
-        """Compare with counting: of all ways to choose k episodes of a task, the share in which all succeed."""
         rng = random.Random(0)
         tasks = [task for task in range(5) for _ in range(4)] + [5, 5]
         successes = [rng.randrange(2) for _ in tasks]
@@ -76,7 +75,7 @@ class TestEpisodeMetrics:
         episode = make_episode()
         fine = episode_metrics([episode], 1.0)
         assert list(without_zero_kinds(fine)) == [
-            *("episode/success_rate", "episode/return", "episode/length", "environment/failure_rate"),
+            *("episode/success_rate", "episode/return", "episode/length", "environment/failure_rate")
         ]
         failed = replace(episode, failure="timeout: 60 s")
         kinds = without_zero_kinds(episode_metrics([episode, failed], 1.0))
@@ -94,7 +93,6 @@ class TestEpisodeMetrics:
 
 
 def test_metrics_are_those_of_the_episodes_of_all_processes(monkeypatch):
-    """Three episodes on two processes: two that win in one turn, and one that loses in three."""
     won, lost = make_episode(num_turns=1, score=1.0), make_episode(num_turns=3, score=0.0)
     monkeypatch.setattr(metrics, "gather_object", lambda own: [*own, metrics.Outcome.of(lost)])
     found = metrics.episode_metrics([won, won], 1.0)
@@ -110,7 +108,6 @@ def test_the_mean_is_over_the_processes_that_have_a_metric(monkeypatch):
 
 
 def test_evaluations_without_the_metric_are_not_compared():
-    """A critic has no AUROC where all episodes succeed."""
     results = {"eval_environment/failure_rate": 0.0, "eval_episode/success_rate": 1.0}
     assert why_not_comparable(results, "episode/success_rate", 0.5) is None
     assert "it has no `critic/auroc`" in why_not_comparable(results, "critic/auroc", 0.5)
@@ -128,7 +125,6 @@ def test_a_dataset_is_not_compared_by_one_whose_name_begins_alike():
 
 
 def test_area_under_the_curve():
-    """By its definition, with ties; and of many verdicts, in little memory."""
     rng = random.Random(0)
     scores = [rng.randrange(20) / 4 for _ in range(300)]
     successes = [float(rng.random() < 0.4) for _ in scores]

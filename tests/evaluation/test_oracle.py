@@ -58,8 +58,6 @@ def test_unreadable_critiques_are_not_compared():
 
 
 class Database(TextEnvironment):
-    """A desk with a connection, which closes, and which no other thread may use."""
-
     def __init__(self):
         self.desk = make_environment(ServiceDesk.from_seed(0))
         self.oracle = self.desk.oracle
@@ -87,7 +85,6 @@ class AsyncDesk(Database):
 
 @pytest.mark.parametrize("environment", [Database, AsyncDesk])
 def test_probes_are_played_as_episodes_are(environment):
-    """In the thread of an instance that is open, also after the pool was closed, and with asynchronous methods."""
     pool = EnvironmentPool(environment, max_instances=1)
     (_, (right,)), _ = pool.oracle.probes(2, seed=0)
     critique = "Future: closed win\nOptimality: Yes"
@@ -123,8 +120,6 @@ def test_an_oracle_without_probes(monkeypatch):
 
 
 class Graded:
-    """Knows how good each action is, and thinks any future possible."""
-
     GRADES = {"best": 1.0, "good": 0.5, "as good": 0.5, "bad": 0.0}
 
     def quality(self, transition, action):
@@ -141,7 +136,6 @@ def test_only_a_better_action_is_an_improvement():
 
 
 def test_logs_are_not_compared_with_an_oracle():
-    """They can come from another world."""
     played = make_episode()
     transitions = [Transition(played, 0), Transition(replace(played, is_log=True), 0)]
     refinements = [

@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Verdicts before a run."""
-
 import pytest
 
 from trl_nlac.evaluation.readiness import NO_GO, OK, UNCLEAR, check_iteration, check_refinement, check_success

@@ -113,7 +113,6 @@ class TestEchoes:
     REPLY = reply_message("take red", [("lookup", {"b": 1, "a": 2})], ("</code>",))
 
     def test_an_answer_ends_before_a_text_of_stop(self):
-        """Calls would come after it."""
         assert reply_message("take red</code>", [("lookup", {})], ("</code>",)) == {
             "role": "assistant",
             "content": "take red",
@@ -136,8 +135,6 @@ class TestEchoes:
 
 
 class TestAnswers:
-    """OpenAI's own classes read them."""
-
     @pytest.mark.parametrize("calls", [[], [("lookup", {"name": "é"}), ("lookup", {})]], ids=["text", "calls"])
     def test_chat(self, calls):
         question = read_chat({"messages": [USER], "stream_options": {"include_usage": True}})

@@ -15,7 +15,7 @@ from datetime import date
 
 import pytest
 import torch
-from helpers.testing_utils import DESK, TASKS, make_config, make_roles, make_trainer, play
+from helpers.testing_utils import DESK, TASKS, make_config, make_roles, make_trained, make_trainer, play
 from openai import APIStatusError, AsyncOpenAI, AuthenticationError, OpenAI
 
 from trl_nlac import NLACTrainer
@@ -39,14 +39,12 @@ def user(text: str) -> dict:
 
 
 def ask(base_url, api_key, messages, **kwargs):
-    """Ask the model with OpenAI's client, and return its message."""
     with OpenAI(base_url=base_url, api_key=api_key, max_retries=0) as client:
         answer = client.chat.completions.create(model="policy", messages=messages, **kwargs)
         return answer.choices[0].message
 
 
 def post(base_url, api_key, path, body, timeout=60):
-    """Send a request without a library, which costs least."""
     headers = {"Authorization": f"Bearer {api_key}", "Content-Type": "application/json"}
     request = urllib.request.Request(f"{base_url}/{path}", json.dumps(body).encode(), headers)
     with urllib.request.urlopen(request, timeout=timeout) as answer:
@@ -54,7 +52,6 @@ def post(base_url, api_key, path, body, timeout=60):
 
 
 def desk_agent(task, base_url, api_key):
-    """Plays the service desk in a loop, with its tool."""
     desk = make_environment(DESK)
     messages, tools = [user(desk.reset(**task))], [TOOL]
     while True:
@@ -67,7 +64,6 @@ def desk_agent(task, base_url, api_key):
 
 
 def desk_agent_in_text(task, base_url, api_key):
-    """Plays the service desk in a loop, without tools."""
     desk = make_environment(DESK)
     messages = [user(desk.reset(**task))]
     while True:
@@ -79,7 +75,6 @@ def desk_agent_in_text(task, base_url, api_key):
 
 
 def greedy_episodes(tmp_path, environment, action_format):
-    """Play all tasks with the embedded model, whose answers are the most likely ones."""
     config = {"action_format": action_format, "temperature": 0.0, "max_completion_length": 48}
     trainer = make_trainer(tmp_path, config, environment_factory=environment)
     try:
@@ -146,8 +141,6 @@ class TestConversations:
 
     @pytest.mark.parametrize("names", [["nothing"], ["route", "nothing"]], ids=["alone", "beside another"])
     def test_calls_of_unknown_tools_do_not_reach_the_agent(self, names):
-        """Nor do those beside them."""
-
         def agent(task, base_url, api_key):
             assert ask(base_url, api_key, [user("win")], tools=[TOOL]).content == "done"
             return 1.0
@@ -239,8 +232,6 @@ class TestConversations:
         assert Transition(first, 1).terminated
 
     def test_another_answer_is_not_what_came_back(self):
-        """Two answers to a question, one of which is verified."""
-
         def agent(task, base_url, api_key):
             question = user("win")
             ask(base_url, api_key, [question])
@@ -364,8 +355,6 @@ class TestConversations:
         assert errors == [410, 410]
 
     def test_interfaces(self):
-        """Chat completions and responses, whole and streamed, in one episode each."""
-
         def agent(task, base_url, api_key):
             with OpenAI(base_url=base_url, api_key=api_key) as client:
                 assert [model.id for model in client.models.list()] == ["policy"]
@@ -482,7 +471,6 @@ class TestCommands:
 
     @pytest.mark.parametrize("helper", ["sleep 15", "setsid sleep 15"], ids=["child", "daemon"])
     def test_one_ends_without_its_helpers(self, helper, monkeypatch):
-        """Also where these hold its output. What it started is ended, except daemons."""
         monkeypatch.setattr("trl_nlac.gateway.environment.ENDING_SECONDS", 0.2)
         command = ["sh", "-c", f"{helper} & echo 0.5"]
         start = time.monotonic()
@@ -490,7 +478,6 @@ class TestCommands:
         assert time.monotonic() - start < 10
 
     def test_a_task_with_a_date_reaches_a_command(self):
-        """As text, as in its arguments."""
         command = ["sh", "-c", 'grep -q "2026-11-29" && echo 1']
         assert finish(_run_command(command, {"day": date(2026, 11, 29)}, "", "")) == 1.0
 
@@ -630,7 +617,6 @@ class TestFaults:
         assert episode.failure is None, episode.failure
 
     def test_chaos(self):
-        """One agent in ten crashes, hangs, leaves or speaks out of turn; each episode is accounted for."""
         never, rng = threading.Event(), random.Random(0)
         plan = ["crash"] * 15 + ["hang"] * 10 + ["leave"] * 10 + ["out of turn"] * 15 + [None] * 450
         rng.shuffle(plan)
@@ -674,8 +660,6 @@ ANOTHER = Opening([{"role": "user", "content": "Another task."}])
 
 
 def delegating(*results):
-    """Make an environment that gives these results, whatever the policy does."""
-
     class Delegating(TextEnvironment):
         def reset(self):
             self.results = iter(results)
@@ -688,8 +672,6 @@ def delegating(*results):
 
 
 def test_the_reward_of_a_step_that_opens_a_conversation():
-    """It comes with the answer that led there, when its observation does."""
-
     environment = delegating(
         StepResult("", reward=0.25, conversation=ANOTHER),
         StepResult("back", reward=0.125, conversation=0),
@@ -701,7 +683,6 @@ def test_the_reward_of_a_step_that_opens_a_conversation():
 
 
 def test_a_limit_that_ends_the_task_keeps_the_answers_that_wait():
-    """Their conversations have ended, too: nothing comes after them."""
     environment = delegating(StepResult("", conversation=ANOTHER), StepResult("go on"))
     roles = make_roles(["one", "two"], max_turns=2, turn_limit="terminate")
     (episode,) = play([{}], environment, roles)
@@ -719,10 +700,9 @@ def test_the_reward_of_the_step_that_ends_an_episode_is_that_of_all_conversation
 
 class TestTraining:
     def test_in_processes(self, tmp_path):
-        trainer = make_trainer(
+        trainer = make_trained(
             tmp_path, {"environment_workers": "process"}, environment_factory=AgentEnvironment(desk_agent_in_text)
         )
-        trainer.train()
         assert trainer.num_environment_steps and not any(e.failure for e in trainer.replay.episodes)
 
     def test_segments_are_trained_on_and_counted(self, tmp_path):
@@ -733,11 +713,7 @@ class TestTraining:
 
         config = make_config(tmp_path, logging_steps=1, log_completions=True)
         trainer = NLACTrainer(
-            TINY_MODEL,
-            config,
-            TASKS,
-            environment_factory=AgentEnvironment(agent),
-            prompts=COMPACT_PROMPTS,
+            TINY_MODEL, config, TASKS, environment_factory=AgentEnvironment(agent), prompts=COMPACT_PROMPTS
         )
         torch.manual_seed(0)
         trainer.train()

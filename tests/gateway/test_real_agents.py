@@ -58,7 +58,6 @@ class Desk:
 
 
 def run_loop(task, base_url, api_key):
-    """A plain loop with OpenAI's client."""
     from openai import OpenAI
 
     desk = Desk(task["request"])
@@ -80,17 +79,13 @@ def run_loop(task, base_url, api_key):
 
 
 async def run_openai_agents(task, base_url, api_key, interface, streamed=False):
-    """The OpenAI Agents SDK."""
     import agents
     from openai import AsyncOpenAI
 
     desk = Desk(task["request"])
     agents.set_tracing_disabled(True)
     async with AsyncOpenAI(base_url=base_url, api_key=api_key) as client:
-        model_class = {
-            "chat": agents.OpenAIChatCompletionsModel,
-            "responses": agents.OpenAIResponsesModel,
-        }[interface]
+        model_class = {"chat": agents.OpenAIChatCompletionsModel, "responses": agents.OpenAIResponsesModel}[interface]
         agent = agents.Agent(
             name="desk",
             model=model_class("policy", client),
@@ -108,27 +103,12 @@ async def run_openai_agents(task, base_url, api_key, interface, streamed=False):
     return desk.reward
 
 
-def run_smolagents(task, base_url, api_key):
-    """A `ToolCallingAgent` of smolagents."""
+def run_smolagents(task, base_url, api_key, kind="ToolCallingAgent"):
+    """An agent of smolagents; its `CodeAgent` calls tools in Python."""
     import smolagents
 
     desk = Desk(task["request"])
-    agent = smolagents.ToolCallingAgent(
-        tools=[smolagents.tool(desk.route)],
-        model=smolagents.OpenAIServerModel("policy", api_base=base_url, api_key=api_key),
-        max_steps=2,
-        verbosity_level=0,
-    )
-    agent.run(desk.task)
-    return desk.reward
-
-
-def run_smolagents_code(task, base_url, api_key):
-    """A `CodeAgent` of smolagents, which calls tools in Python."""
-    import smolagents
-
-    desk = Desk(task["request"])
-    agent = smolagents.CodeAgent(
+    agent = vars(smolagents)[kind](
         tools=[smolagents.tool(desk.route)],
         model=smolagents.OpenAIServerModel("policy", api_base=base_url, api_key=api_key),
         max_steps=2,
@@ -139,7 +119,6 @@ def run_smolagents_code(task, base_url, api_key):
 
 
 def run_langgraph(task, base_url, api_key, streamed=False):
-    """The agent of LangGraph that comes with it."""
     from langchain_core.tools import tool
     from langchain_openai import ChatOpenAI
     from langgraph.errors import GraphRecursionError
@@ -158,7 +137,6 @@ def run_langgraph(task, base_url, api_key, streamed=False):
 
 
 def run_crewai(task, base_url, api_key):
-    """An `Agent` of CrewAI."""
     from crewai import LLM, Agent
     from crewai.tools import tool
 
@@ -170,7 +148,6 @@ def run_crewai(task, base_url, api_key):
 
 
 async def run_pydantic_ai(task, base_url, api_key, interface):
-    """An `Agent` of pydantic-ai."""
     from pydantic_ai import Agent, UnexpectedModelBehavior, UsageLimitExceeded, UsageLimits
     from pydantic_ai.models.openai import OpenAIChatModel, OpenAIResponsesModel
     from pydantic_ai.providers.openai import OpenAIProvider
@@ -195,7 +172,6 @@ print(run_loop(json.load(sys.stdin), os.environ["OPENAI_BASE_URL"], os.environ["
 
 
 def train(tmp_path, run_agent, tasks=TASKS, **config) -> list[Episode]:
-    """Train for two iterations, and return the episodes."""
     environment = AgentEnvironment(run_agent)
     settings = {"action_format": None, "max_completion_length": 40, "environment_timeout": 60.0, **config}
     return run(make_trainer(tmp_path, settings, environment_factory=environment, train_dataset=tasks))
@@ -269,10 +245,10 @@ def test_pydantic_ai(tmp_path, interface):
 
 
 @pytest.mark.agents
-@pytest.mark.parametrize("run_agent", [run_smolagents, run_smolagents_code], ids=["tool calls", "code"])
-def test_smolagents(tmp_path, run_agent):
+@pytest.mark.parametrize("kind", ["ToolCallingAgent", "CodeAgent"])
+def test_smolagents(tmp_path, kind):
     pytest.importorskip("smolagents")
-    episodes = train(tmp_path, run_agent, max_turns=6)
+    episodes = train(tmp_path, lambda *args: run_smolagents(*args, kind), max_turns=6)
     assert len(episodes) > 8  # it writes its history in words of its own: every request is a conversation
     assert all(episode.opening[0]["role"] == "system" for episode in episodes)
 
@@ -318,7 +294,6 @@ def agent(request):
 @pytest.mark.agents
 @pytest.mark.slow
 def test_coding_agents_ask_nothing_else(agent):
-    """Neither for a title nor for what is to be remembered."""
     roles = make_roles(["It is walrus."], max_prompt_length=2**17)
     (episode,) = play([{"agent": agent, "word": "walrus"}], AgentEnvironment(SCRIPT["run_agent"]), roles)
     assert episode.score == 1 and len(episode.turns) == 1 and not episode.segments
@@ -327,7 +302,6 @@ def test_coding_agents_ask_nothing_else(agent):
 @pytest.mark.agents
 @pytest.mark.slow
 def test_coding_agents(agent, tmp_path):
-    """Train, and look at what is recorded."""
     tokenizer = make_tokenizer("qwen3")
     shape = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 1}
     shape |= {"num_key_value_heads": 1, "head_dim": 16, "max_position_embeddings": 2**17}

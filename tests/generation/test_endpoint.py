@@ -34,7 +34,6 @@ def server(request):
 
 
 def test_same_as_transformers(server):
-    """Samples, refinements, verdicts and scores are the same with the same seeds."""
     local = load("transformers", device="cpu")
     with server.running() as url:
         remote = load(url)
@@ -71,10 +70,7 @@ def test_what_is_sent():
     assert server.most_at_once <= 2 and len(server.requests) == 9
     usual, special = server.requests[0], server.requests[-1]
     sampling = {"max_tokens", "temperature", "top_p", "seed"}
-    assert set(usual) == {
-        *("model", "prompt", "stop_token_ids", "return_token_ids", "skip_special_tokens"),
-        *sampling,
-    }
+    assert set(usual) == {*("model", "prompt", "stop_token_ids", "return_token_ids", "skip_special_tokens"), *sampling}
     assert usual["model"] == "tiny" and special["model"] == "other"
     assert special["top_k"] == 5 and special["min_p"] == 0.1 and special["max_tokens"] == 48
 
@@ -89,7 +85,6 @@ def test_all_that_is_sampled_by_is_sent_to_vllm():
 
 
 def test_context(caplog):
-    """Prompts that do not fit into the server's context are not sent and count as cut off."""
     server = CompletionsServer("tiny", max_model_length=24)
     with server.running() as url:
         tokenizer = AutoTokenizer.from_pretrained(TINY_MODEL)
@@ -103,7 +98,6 @@ def test_context(caplog):
 
 
 def test_histories_fit_into_the_context():
-    """Of an agent that is loaded: an answer has room, too."""
     server = CompletionsServer("tiny", max_model_length=128)
     with server.running() as url:
         agent = load(url)
@@ -126,7 +120,6 @@ def test_an_adapter_has_the_context_of_its_base_model(length, expected):
 
 
 def test_which_model():
-    """A model with another name on the server is found if it is the only one."""
     server = CompletionsServer("one", "two")
     with server.running() as url:
         with pytest.raises(ValueError, match=r"serves one, two, but not .*tiny_model.*served_model_name"):

@@ -50,8 +50,6 @@ def test_adapters_are_handed_over_without_the_hub(tmp_path, monkeypatch, name):
 
 
 class Interrupted(TinyEngine):
-    """Its next sync stops halfway."""
-
     stops = False
 
     def sync_weights(self):
@@ -76,7 +74,6 @@ def test_full_weights_are_handed_over_in_the_precision_of_the_run(tmp_path, prec
 
 
 def test_weights_of_an_interrupted_sync_are_not_used():
-    """Not even with the weights that the engine had before."""
     model, tokenizer = AutoModelForCausalLM.from_pretrained(TINY_MODEL), AutoTokenizer.from_pretrained(TINY_MODEL)
     engine = Interrupted(model, tokenizer)
     generator = SyncedGenerator(engine, None, [tokenizer.eos_token_id])
@@ -96,7 +93,6 @@ def test_weights_of_an_interrupted_sync_are_not_used():
 
 @pytest.mark.parametrize(("forgets", "syncs"), [(False, [1, 0, 1]), (True, [1, 1, 1])])
 def test_weights_are_loaded_where_the_engine_has_others(forgets, syncs):
-    """Or none, after it has slept."""
     model = AutoModelForCausalLM.from_pretrained(TINY_MODEL)
     engine = TinyEngine(model, None)
     engine.forgets_weights = forgets
@@ -141,7 +137,6 @@ class TestAdapters:
 
     @staticmethod
     def use(generator, value: float, shares: bool = False) -> list[int]:
-        """Hold a session with other weights, and return the adapters that are loaded then."""
         for name, parameter in generator.engine.model.named_parameters():
             if "lora_B" in name:
                 parameter.data.fill_(value)
@@ -151,7 +146,6 @@ class TestAdapters:
         return generator.engine.loaded
 
     def test_the_last_three_stay_loaded_and_the_shared_one(self, engine):
-        """Those of policy, target and initial weights, and that of episodes that are played beside training."""
         generator = SyncedGenerator(engine, None, [])
         generator.beside()
         assert self.use(generator, 1.0) == [1] and self.use(generator, 2.0) == [1, 2]

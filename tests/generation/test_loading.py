@@ -1,15 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 
 import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 from accelerate import DistributedType, ParallelismConfig
+from helpers.launch import run_program
 
 from trl_nlac.generation.loading import adapter_config, check_adapter, check_adapter_precision, check_sharding
 
@@ -87,18 +84,10 @@ except ValueError as error:
 """
 
 
-def run(script: str) -> str:
-    """Run a script in a separate process."""
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
-    done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
 @pytest.fixture(scope="module")
 def loaded() -> dict[str, str]:
     pytest.importorskip("peft")
-    return json.loads(run(FSDP).splitlines()[-1])
+    return json.loads(run_program("-c", FSDP).splitlines()[-1])
 
 
 def test_sharding_that_is_not_supported_is_refused(loaded):
@@ -107,11 +96,10 @@ def test_sharding_that_is_not_supported_is_refused(loaded):
 
 def test_parameters_on_disks_are_refused():
     pytest.importorskip("deepspeed")
-    assert "refused: `offload_param`" in run(NVME)
+    assert "refused: `offload_param`" in run_program("-c", NVME)
 
 
 def stand_in(parallelism: ParallelismConfig | None) -> SimpleNamespace:
-    """An accelerator as it would be under FSDP2 with this `parallelism_config`."""
     state = SimpleNamespace(deepspeed_plugin=None)
     return SimpleNamespace(
         parallelism_config=parallelism, distributed_type=DistributedType.FSDP, is_fsdp2=True, state=state

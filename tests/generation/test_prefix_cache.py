@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
 
-
 import peft
 import pytest
 import torch
@@ -16,12 +15,10 @@ TOKEN_SIZE = 2 * 2 * 1 * 3 * 4  # bytes: keys and values of two layers with one 
 
 
 def limit(number):
-    """The size of this many tokens, and of the place before the first."""
     return (1 + number) * TOKEN_SIZE
 
 
 def states(sequences):
-    """Make keys and values that name their tokens, with left padding."""
     width = max(map(len, sequences))
     rows = torch.tensor([[0] * (width - len(sequence)) + sequence for sequence in sequences], dtype=torch.float32)
     keys = rows[:, None, :, None].expand(-1, 1, -1, 3)

@@ -13,8 +13,6 @@ import torch
 
 
 class Engine:
-    """Answers every request with its prompt, at the next step."""
-
     def __init__(self):
         self.asked: list[dict] = []
         self.streams: list[str] = []  # in which it takes steps
@@ -32,7 +30,6 @@ class Engine:
 
 @pytest.fixture
 def local(monkeypatch):
-    """The module of the engines in this process, without vLLM."""
     names = ["local", "request_loop"]
     for name in ("vllm", "vllm.lora", "vllm.lora.request", "vllm.sampling_params"):
         monkeypatch.setitem(sys.modules, name, MagicMock())
@@ -45,7 +42,6 @@ def local(monkeypatch):
 
 @pytest.fixture
 def engine(local):
-    """An engine in this process."""
     found = local.LocalEngine()
     found.llm = SimpleNamespace(llm_engine=Engine())
     return found
@@ -71,7 +67,6 @@ def test_the_thread_has_the_stream_in_which_weights_are_loaded(local, engine, mo
 
 
 def test_prefixes_of_other_weights_are_not_reused(local, engine):
-    """Whatever becomes of vLLM's cache when new weights are loaded."""
     engine.requests = local.RequestLoop(engine.llm)
     for _ in range(2):
         engine.generate([[1, 2]], [{}], None, None)

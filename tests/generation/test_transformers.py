@@ -7,7 +7,7 @@ from io import StringIO
 import pytest
 import torch
 from accelerate import Accelerator
-from helpers.testing_utils import make_trainer
+from helpers.testing_utils import make_trained
 from tqdm import tqdm
 from transformers import (
     AutoModelForCausalLM,
@@ -94,7 +94,6 @@ class TestTransformersGenerator:
             assert (observed - expected).abs().sum() < 0.06
 
     def test_every_token_is_drawn_anew(self, model, tokenizer):
-        """Among tokens that are all as likely, the second is another one than the first."""
         generator = make_generator(tokenizer)
         with generator.session(model):
             prompts = make_prompts(tokenizer)[:1] * 32
@@ -208,16 +207,8 @@ class TestScore:
 
 
 SMALL = {
-    "vocab_size": 961,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "pad_token_id": 0,
-    "bos_token_id": None,
-    "eos_token_id": 1,
-    "initializer_range": 0.3,
+    **dict(vocab_size=961, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4),
+    **dict(num_key_value_heads=2, pad_token_id=0, bos_token_id=None, eos_token_id=1, initializer_range=0.3),
 }
 CONFIGS = {
     "mistral": MistralConfig(**SMALL, sliding_window=24),
@@ -229,7 +220,6 @@ CONFIGS = {
 
 
 def make_model(kind):
-    """Make a model with random weights, or the tiny one."""
     set_seed(0)
     if kind not in CONFIGS:
         return AutoModelForCausalLM.from_pretrained(TINY_MODEL, dtype=torch.bfloat16 if kind == "bfloat16" else None)
@@ -237,7 +227,6 @@ def make_model(kind):
 
 
 def converse(generator, model, temperature):
-    """Ask about conversations that share beginnings, continue them twice, and score two verdicts of each."""
     rng = random.Random(0)
 
     def words(number):
@@ -260,7 +249,6 @@ def converse(generator, model, temperature):
 
 @contextmanager
 def counted(model):
-    """Count the tokens that a model is fed, without padding, and its forward passes."""
     fed = []
     hook = model.register_forward_pre_hook(
         lambda _, args, kwargs: fed.append(int((kwargs["input_ids"] != 0).sum())), with_kwargs=True
@@ -462,10 +450,8 @@ def test_a_compiled_model_reads_and_generates_the_same(model, tokenizer):
 
 @pytest.mark.skipif(not hasattr(PreTrainedModel, "activation_checkpointing_enable"), reason="needs transformers 5.24")
 def test_layers_are_recomputed_after_a_session_as_before(tmp_path):
-    """Every second one, and a training pass gets no option that is about layers."""
     kwargs = {"use_reentrant": False, "every_n_layers": 2}
-    trainer = make_trainer(tmp_path, {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": kwargs})
-    trainer.train()
+    trainer = make_trained(tmp_path, {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": kwargs})
     layers = trainer.model.model.layers
     assert [layer.gradient_checkpointing for layer in layers] == [i % 2 == 0 for i in range(len(layers))]
 

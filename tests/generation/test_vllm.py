@@ -135,20 +135,17 @@ def check(output: str, num_syncs: list[int]) -> None:
 
 
 def test_full_weights(tmp_path):
-    """Greedy tokens equal those of transformers, for policy and target weights, before and after training."""
     check(
         run_script(FULL + PREFIXES, tmp_path), [1, 3, 3]
     )  # initial, target and own weights, which are the same at first
 
 
 def test_adapters(tmp_path):
-    """The same with two adapters, without a sync of the base weights, which do not change."""
     check(run_script(LORA + PREFIXES, tmp_path), [0, 0, 0])
 
 
 @pytest.mark.parametrize("tensor_parallel_size", ["1", pytest.param("2", marks=pytest.mark.slow)])
 def test_two_processes(tmp_path, tensor_parallel_size):
-    """With separate engines or a shared one, each process gets its own answers."""
     output = run_script(PROCESSES, tmp_path, tensor_parallel_size, processes=2)
     assert "done 0 3" in output and "done 1 6" in output
 

@@ -49,7 +49,6 @@ def server(only_server):
 
 
 def test_adapters(server, tmp_path):
-    """The running server loads adapters, distinguishes them by name, and drops them."""
     config = LoraConfig(r=4, lora_alpha=64, target_modules="all-linear")
     trainer = make_client(server, tmp_path, peft_config=config)
     trainer.train()
@@ -60,7 +59,6 @@ def test_adapters(server, tmp_path):
 
 @pytest.mark.parametrize("adapters", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_a_server_that_is_started_again_gets_its_weights_again(server, tmp_path, adapters, caplog):
-    """It is killed while it generates; the restarted server has only the base model."""
     config = LoraConfig(r=4, lora_alpha=64, target_modules="all-linear") if adapters else None
     trainer = make_client(server, tmp_path, peft_config=config)
     trainer.train()
@@ -88,7 +86,6 @@ def test_a_server_that_is_started_again_gets_its_weights_again(server, tmp_path,
 
 
 def test_full_weights(server, tmp_path):
-    """Weights are sent through a folder; tokens equal those of transformers, for all sets of weights."""
     trainer = make_client(server, tmp_path)
     generator = trainer.roles.generator
     start = greedy(trainer, generator)
@@ -144,7 +141,6 @@ assert_own_answers(trainer, trainer.roles.generator.scorer)
 
 
 def test_two_processes(server, tmp_path):
-    """Each process gets the answers to its own prompts, with its own weights."""
     script = tmp_path / "script.py"
     script.write_text(PROCESSES)
     output = run(script, str(tmp_path), str(server.port), processes=2)
@@ -153,7 +149,6 @@ def test_two_processes(server, tmp_path):
 
 @pytest.mark.slow
 def test_no_answer(server, tmp_path):
-    """A server that hangs or is gone ends training with an error."""
     trainer = make_client(server, tmp_path, timeout=3.0)
     trainer.train()
     server.signal(signal.SIGSTOP)
@@ -216,7 +211,6 @@ def test_an_adapter_that_the_server_cannot_load(tmp_path, caplog):
 
 
 def test_a_server_that_is_lost_between_completions(tmp_path, caplog):
-    """While its processes are counted, and its cache hits are read."""
     server = APIProcesses(1)
     with server.running() as url:
         trainer = make_adapter_trainer(tmp_path, url)
@@ -231,11 +225,7 @@ def test_one_process_sends_the_weights_to_a_restarted_server(tmp_path):
     """Two of the trainer notice at the same time that the server was started again."""
     server = APIProcesses(1)
     with server.running() as url:
-        options = {
-            "vllm_mode": "server",
-            "vllm_server_weights_dir": str(tmp_path / "weights"),
-            "vllm_server_base_url": url,
-        }
+        options = dict(vllm_mode="server", vllm_server_weights_dir=str(tmp_path / "weights"), vllm_server_base_url=url)
         trainers = [make_vllm_trainer(tmp_path / f"run{i}", options) for i in range(2)]
         for trainer in trainers:
             with trainer.roles.generator.session(trainer.model):

@@ -29,15 +29,7 @@ VLLM = (*BASE, "trl", "datasets", "peft", "vllm")
 
 
 class Stage(NamedTuple):
-    """
-    Args:
-        needs (`tuple[str, ...]`):
-            Packages.
-        script (`str`, *optional*), kind (`str`, *optional*):
-            The file in `stages`, by default that of the stage's name, and its argument.
-        launch (`str`, *optional*):
-            Configuration of the package with which Accelerate launches it on a GPU, in one process.
-    """
+    """Packages, the file in `stages` (by default the name) and its argument, and how Accelerate launches it."""
 
     needs: tuple[str, ...]
     script: str | None = None
@@ -158,12 +150,7 @@ def main(words: list[str] | None = None) -> int:
     args = parser.parse_args(words)
     if args.device is None:
         args.device, args.small = ("cuda", args.small) if gpus() else ("cpu", True)
-    report = {
-        "device": args.device,
-        "gpus": gpus(),
-        "python": platform.python_version(),
-        "stages": {},
-    }
+    report = {"device": args.device, "gpus": gpus(), "python": platform.python_version(), "stages": {}}
     for name in args.stages:
         python = args.vllm_python if "vllm" in STAGES[name].needs else sys.executable
         report["stages"][name] = stage = run_stage(name, python, args.device, args.small, args.limit)

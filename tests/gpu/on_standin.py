@@ -1,10 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""
-The package on devices that are not the CPU. `test_standin.py` runs these tests in a process of its own, because the
-devices cannot be taken away again.
-"""
-
 import gc
 
 import pytest
@@ -14,7 +9,6 @@ from helpers.standin import DeviceTensor, default_device, traffic
 from helpers.testing_utils import COMPACT_PROMPTS, TASKS, TINY_MODEL, make_trainer, weights
 from peft import LoraConfig
 from torch import nn
-from torch.nn import functional as F
 from torch.testing import assert_close
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.integrations.sdpa_attention import repeat_kv
@@ -53,73 +47,6 @@ def devices_of(model: nn.Module) -> set[torch.device]:
     return {tensor.device for tensor in [*model.parameters(), *model.buffers()]}
 
 
-class TestStandIn:
-    """The rules of CUDA."""
-
-    def test_what_is_refused(self):
-        x, y, host = torch.ones(3, device=DEVICE), torch.ones(3, device=OTHER), torch.ones(3)
-        index = torch.tensor([0, 1], device=DEVICE)
-        for compute in (
-            lambda: x + host,
-            lambda: x + y,
-            lambda: x + torch.ones((), device=OTHER),
-            lambda: host.add_(x),
-            lambda: torch.cat([x, host]),
-            lambda: torch.stack([x[0], host[0]]),
-            lambda: x @ host,
-            lambda: host[index],
-            lambda: x[index.to(OTHER)],
-            lambda: x.index_select(0, index.cpu()),
-            lambda: x.gather(0, index.cpu()),
-            lambda: x.__setitem__(index, host[:2]),
-            lambda: torch.where(x > 0, host, x),
-            lambda: F.embedding(index.cpu(), torch.ones(3, 2, device=DEVICE)),
-            lambda: F.cross_entropy(torch.ones(2, 3, device=DEVICE), index.cpu()),
-            lambda: x.masked_fill(host > 0, 1.0),
-        ):
-            with pytest.raises(RuntimeError, match="device"):
-                compute()
-        for compute in (x.numpy, lambda: host.numpy() + x.numpy()):
-            with pytest.raises(TypeError, match="to numpy"):
-                compute()
-
-    def test_what_is_allowed(self):
-        x, host = torch.arange(3.0, device=DEVICE), torch.tensor(2.0)
-        assert (x * host).tolist() == [0, 2, 4] and (x * host).device == DEVICE
-        assert x[torch.tensor([2, 0])].tolist() == [2, 0]
-        assert torch.where(x > 1, x, host).tolist() == [2, 2, 2]
-        assert x.masked_fill(x > 1, host).tolist() == [0, 1, 2]
-        x[torch.tensor([0])] = host
-        assert x.tolist() == [2, 1, 2]
-        x.copy_(torch.ones(3))
-        assert x.cpu().tolist() == [1, 1, 1] and x.to(OTHER).device == OTHER
-
-    def test_what_is_counted(self):
-        x = torch.arange(4.0, device=DEVICE)
-        for compute, syncs in (
-            (lambda: x.sum().item(), 1),
-            (lambda: x.tolist(), 1),
-            (lambda: bool(x.isfinite().all()), 1),
-            (lambda: x.nonzero(), 1),
-            (lambda: x[x > 1], 1),
-            (lambda: x.cpu(), 1),
-            (lambda: x.to("cpu", non_blocking=True), 0),
-            (lambda: x.softmax(0).cumsum(0).argmax(), 0),
-        ):
-            with traffic() as counted:
-                compute()
-            assert (counted.syncs.total(), counted.copies.total()) == (syncs, 0)
-        for compute in (lambda: torch.ones(2).to(DEVICE), lambda: torch.tensor([1, 2], device=DEVICE)):
-            with traffic() as counted:
-                compute()
-            assert (counted.syncs.total(), counted.copies.total()) == (0, 1)
-
-    def test_modules_keep_shared_parameters(self):
-        model = AutoModelForCausalLM.from_pretrained(TINY_MODEL).to(DEVICE)
-        assert model.lm_head.weight is model.model.embed_tokens.weight
-        assert devices_of(model) == {DEVICE} and isinstance(model.lm_head.weight, nn.Parameter)
-
-
 # Training
 
 SHORT = {"logging_steps": 1, "optim": "sgd", "learning_rate": 0.01, "max_turns": 2, "max_completion_length": 20}
@@ -133,7 +60,6 @@ RUNS = {
 
 
 def train(output_dir, name: str, device: torch.device | None, **options):
-    """Train on a device, or on the CPU."""
     config = {**SHORT, **RUNS[name], **options}
     lora = LORA if name == "lora" else None
     if device is None:
@@ -240,7 +166,6 @@ def test_evaluation(tmp_path):
 
 
 def test_agent():
-    """Acts, refines, judges candidates; on whichever device it is put."""
     options = {"action_format": "text", "max_completion_length": 20, "prompts": COMPACT_PROMPTS}
     said = []
     for device in ("cpu", OTHER):
@@ -279,7 +204,6 @@ SAMPLINGS = {
 
 @pytest.mark.parametrize("name", SAMPLINGS)
 def test_generation_and_scores(models, name):
-    """The same tokens, also where the cache knows prefixes; and the same likelihoods."""
     found = []
     for model in models:
         generator = make_generator()
@@ -349,7 +273,6 @@ def deterministic():
 
 
 def test_full_determinism(tmp_path, flexes, deterministic):
-    """Nothing that CUDA refuses with `full_determinism` is computed."""
     torch.use_deterministic_algorithms(False)  # the option does it
     trainer = train(tmp_path, "distill", DEVICE, full_determinism=True, max_steps=1, top_p=0.9)
     assert len(losses(trainer)) == 1 and torch.are_deterministic_algorithms_enabled()

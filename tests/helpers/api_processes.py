@@ -7,31 +7,66 @@ itself.
 
 import random
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
-from http.server import ThreadingHTTPServer
 
-from helpers.http_utils import JSONHandler
+from benchmarks.chat_server import FakeServer, JSONHandler
 
 
-class APIProcesses:
-    """
-    Answers what the trainer asks before it generates.
+class _Handler(JSONHandler):
+    def fails(self) -> bool:
+        """Answer with the next failure, if there is one."""
+        statuses = self.of.failures.get(self.path)
+        if not statuses:
+            return False
+        self.answer({"error": {"message": "It went wrong."}}, statuses.pop(0))
+        return True
 
-    Args:
-        number (`int`):
-            Number of processes; each request goes to the next one.
+    def complete(self, body) -> None:
+        odd = self.of.odd
+        if not odd:
+            tokens = random.Random(body["seed"]).choices(range(3, 60), k=4)
+            choice = {"token_ids": [*tokens, *body["stop_token_ids"][:1]], "finish_reason": "stop"}
+            self.answer({"choices": [choice], "usage": {}})
+        elif (content := odd.pop(0)) is None:
+            self.close_connection = True
+        else:
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(content)))
+            self.end_headers()
+            self.wfile.write(content)
 
-    Attributes:
-        starts (`int`):
-            Counts how often the server was started.
-        loads (`list[str]`):
-            Where each load of weights came from.
-        failures (`dict[str, list[int]]`):
-            Statuses with which the next requests of a path are answered.
-        odd (`list[bytes | None]`):
-            Bodies of the next completions; nothing and a closed connection for `None`.
-    """
+    def do_GET(self):
+        server = self.of
+        if self.fails():
+            return
+        process = server.next_process()
+        names = ["base", *server.adapters[process]]
+        config = {"instance_id": f"{server.starts}-{process}"}
+        answers = {
+            "/health": {},
+            "/metrics": {},
+            "/v1/models": {"data": [{"id": name, "max_model_len": 512} for name in names]},
+            "/server_info": {"vllm_config": config},
+        }
+        self.answer(answers[self.path.partition("?")[0]])
+
+    def do_POST(self):
+        server, body = self.of, self.read()
+        if self.fails():
+            return
+        if self.path == "/v1/completions":
+            self.complete(body)
+            return
+        if self.path == "/v1/load_lora_adapter":
+            server.adapters[server.next_process()].add(body["lora_name"])
+        elif self.path == "/collective_rpc":
+            server.loads.append(body["kwargs"]["weights_path"])
+        self.answer({})
+
+
+class APIProcesses(FakeServer):
+    """Answers what the trainer asks before it generates."""
+
+    handler, address = _Handler, "http://127.0.0.1:{port}"
 
     def __init__(self, number: int):
         self.number = number
@@ -47,67 +82,3 @@ class APIProcesses:
         with self._lock:
             self._next = (self._next + 1) % self.number
             return self._next
-
-    @contextmanager
-    def running(self) -> Iterator[str]:
-        """Serve in a `with` block and return the URL."""
-        handler = type("Handler", (_Handler,), {"server_of_tests": self})
-        with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-            server.request_queue_size = 64
-            threading.Thread(target=server.serve_forever, daemon=True).start()
-            yield f"http://127.0.0.1:{server.server_port}"
-            server.shutdown()
-
-
-class _Handler(JSONHandler):
-    server_of_tests: APIProcesses
-
-    def fails(self) -> bool:
-        """Answer with the next failure, if there is one."""
-        statuses = self.server_of_tests.failures.get(self.path)
-        if not statuses:
-            return False
-        self.answer({"error": {"message": "It went wrong."}}, statuses.pop(0))
-        return True
-
-    def complete(self, body) -> None:
-        odd = self.server_of_tests.odd
-        if not odd:
-            tokens = random.Random(body["seed"]).choices(range(3, 60), k=4)
-            choice = {"token_ids": [*tokens, *body["stop_token_ids"][:1]], "finish_reason": "stop"}
-            self.answer({"choices": [choice], "usage": {}})
-        elif (content := odd.pop(0)) is None:
-            self.close_connection = True
-        else:
-            self.send_response(200)
-            self.send_header("Content-Length", str(len(content)))
-            self.end_headers()
-            self.wfile.write(content)
-
-    def do_GET(self):
-        server = self.server_of_tests
-        if self.fails():
-            return
-        process = server.next_process()
-        names = ["base", *server.adapters[process]]
-        config = {"instance_id": f"{server.starts}-{process}"}
-        answers = {
-            "/health": {},
-            "/metrics": {},
-            "/v1/models": {"data": [{"id": name, "max_model_len": 512} for name in names]},
-            "/server_info": {"vllm_config": config},
-        }
-        self.answer(answers[self.path.partition("?")[0]])
-
-    def do_POST(self):
-        server, body = self.server_of_tests, self.read()
-        if self.fails():
-            return
-        if self.path == "/v1/completions":
-            self.complete(body)
-            return
-        if self.path == "/v1/load_lora_adapter":
-            server.adapters[server.next_process()].add(body["lora_name"])
-        elif self.path == "/collective_rpc":
-            server.loads.append(body["kwargs"]["weights_path"])
-        self.answer({})

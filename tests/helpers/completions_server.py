@@ -4,33 +4,30 @@
 
 import threading
 from collections.abc import Sequence
-from contextlib import contextmanager
-from http.server import ThreadingHTTPServer
 
-from helpers.http_utils import JSONHandler
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from benchmarks.chat_server import FakeServer, JSONHandler
 from trl_nlac.environments.embedded import TINY_MODEL
 from trl_nlac.generation.generator import Sampling
 from trl_nlac.generation.transformers import TransformersGenerator
 
 
-class CompletionsServer:
-    """
-    Accepts prompts as tokens, one per request.
+class _Handler(JSONHandler):
+    def do_GET(self):
+        self.answer(self.of.list_models())
 
-    Args:
-        models (`str`):
-            Names of the served models.
-        owner (`str`):
-            Owner of the models; with `"vllm"`, requests can force a token.
-        returns_tokens (`bool`):
-            Whether it returns tokens, as vLLM does on request, or only text.
-        max_model_length (`int`, *optional*):
-            Reported length of the context.
-        adapters (`Sequence[str]`, *optional*):
-            Names of adapters of the first model, which are served as it is. As vLLM, it reports no length for them.
-    """
+    def do_POST(self):
+        request = self.read()
+        if request["model"] not in self.of.models:
+            return self.answer({"error": {"message": f"no model {request['model']}"}}, status=404)
+        self.answer(self.of.complete(request))
+
+
+class CompletionsServer(FakeServer):
+    """Accepts prompts as tokens, one per request."""
+
+    handler = _Handler
 
     def __init__(
         self,
@@ -51,15 +48,6 @@ class CompletionsServer:
         self._tokenizer = AutoTokenizer.from_pretrained(TINY_MODEL)
         self._model = AutoModelForCausalLM.from_pretrained(TINY_MODEL)
         self._lock = threading.Lock()
-
-    @contextmanager
-    def running(self):
-        """Serve in a `with` block and return the URL."""
-        handler = type("Handler", (_Handler,), {"server_of_tests": self})
-        with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-            threading.Thread(target=server.serve_forever, daemon=True).start()
-            yield f"http://127.0.0.1:{server.server_port}/v1"
-            server.shutdown()
 
     def list_models(self) -> dict:
         described = {"object": "model", "created": 0, "owned_by": self.owner}
@@ -118,16 +106,3 @@ class CompletionsServer:
     def _scored(logps: list[float | None]) -> dict:
         logprobs = {"token_logprobs": logps, "tokens": [], "text_offset": [], "top_logprobs": []}
         return {"index": 0, "text": "", "finish_reason": "length", "logprobs": logprobs}
-
-
-class _Handler(JSONHandler):
-    server_of_tests: CompletionsServer
-
-    def do_GET(self):
-        self.answer(self.server_of_tests.list_models())
-
-    def do_POST(self):
-        request = self.read()
-        if request["model"] not in self.server_of_tests.models:
-            return self.answer({"error": {"message": f"no model {request['model']}"}}, status=404)
-        self.answer(self.server_of_tests.complete(request))

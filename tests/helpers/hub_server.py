@@ -14,17 +14,7 @@ from urllib.parse import unquote, urlparse
 
 
 class HubServer:
-    """
-    Serves on a free local port in a `with` block.
-
-    Attributes:
-        files (`dict[str, dict[str, bytes]]`):
-            Contents by repository, such as `models/me/agent`, and path.
-        private (`dict[str, bool]`):
-            Whether each repository was created as private.
-        on_upload (`Callable[[], None]`):
-            Called when the content of a large file arrives.
-    """
+    """Serves on a free local port in a `with` block."""
 
     def __init__(self):
         self.files: dict[str, dict[str, bytes]] = defaultdict(dict)
@@ -45,7 +35,6 @@ class HubServer:
         return self
 
     def variables(self, home: Path) -> dict[str, str]:
-        """Variables of a process that has this as its Hub."""
         return {
             "HF_ENDPOINT": self.url,
             "HF_HUB_OFFLINE": "0",

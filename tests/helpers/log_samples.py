@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Samples of logs of other programs."""
-
 import json
 
 

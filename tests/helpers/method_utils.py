@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Helpers for tests of the method: transitions of a small service desk, and prompts of scripted roles."""
+from helpers.testing_utils import make_roles
 
 from trl_nlac.environments import ServiceDesk
 from trl_nlac.environments.embedded import make_environment
@@ -22,3 +22,18 @@ def make_transitions(roles) -> list[Transition]:
 def asked(roles) -> list[str]:
     """Return the prompts that scripted roles were given, as text."""
     return [roles.chat.tokenizer.decode(prompt) for prompt in roles.generator.prompts]
+
+
+def replayed(environment, task: dict, actions: list[str]) -> list[Transition]:
+    """Play actions, and return the steps."""
+    roles = make_roles([])
+    episode = replay_actions(environment, task, actions, roles.actions, roles.prompts)
+    assert len(episode.turns) == len(actions)
+    return list(episode.transitions)
+
+
+def probe_qualities(environment, number: int) -> list[float]:
+    """Return what the oracle says of the last actions of its probes."""
+    oracle = environment.oracle
+    probes = oracle.probes(number, seed=0)
+    return [oracle.quality(replayed(environment, task, actions)[-1], actions[-1]) for task, actions in probes]

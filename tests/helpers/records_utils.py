@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Helpers for tests of a run's records."""
-
 import pandas as pd
 import pyarrow.parquet as pq
 

@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Episodes for tests of the replay buffer."""
-
 import numpy as np
 from helpers.testing_utils import OPENING
 
@@ -9,14 +7,12 @@ from trl_nlac.types import Answer, Critique, Episode, Transition, Turn
 
 
 def make_text_episode(rng, num_turns: int = 3, num_tokens: int = 400) -> Episode:
-    """Make an episode whose token ids cannot be compressed."""
     token_ids = rng.integers(2**31, size=num_tokens, dtype=np.int32)
     turns = tuple(Turn(4 * i + 2, 2, f"act {i}", f"seen {i}", 0.0) for i in range(num_turns))
     return Episode({"name": str(rng.integers(2**31))}, OPENING, token_ids, turns, True, False)
 
 
 def make_target(transition: Transition, future: str = "it works") -> Answer:
-    """Make a Bellman target of a transition."""
     text = f"Future: {future}\nOptimality: Yes"
     critique = Critique(future, True, verdict_span=(len(text) - 3, len(text)))
     return Answer(transition.state_action.extended([7, 8]), (9, 10, 11), text, critique)

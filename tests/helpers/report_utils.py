@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Folders of synthetic runs, for tests of the run report."""
-
 import json
 import math
 from html.parser import HTMLParser
@@ -41,7 +39,6 @@ class Page(HTMLParser):
         return [tag for tag, _ in self.tags]
 
     def classes(self, name: str) -> int:
-        """Number of elements of a class."""
         return sum(name in (attrs.get("class") or "").split() for _, attrs in self.tags)
 
     @property

@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Run an example script."""
-
 import io
 import runpy
 import sys

@@ -1,11 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""
-Run in a process of its own what each line of the standard input says, for tests that send signals. All are forked from
-this process, so that the packages are imported once. A line is JSON: `output_dir`, and `words` for the command line or
-`options` for a trainer, in `world_size` processes that meet at `port`. Answers with the ids of the processes, and with
-their exit codes when they have ended.
-"""
+"""Run in a process of its own what each line of the standard input says, for tests that send signals."""
 
 import json
 import os
@@ -23,10 +18,7 @@ from trl_nlac.environments.embedded import make_environment
 
 
 class GatedDesk(TextEnvironment):
-    """
-    A service desk with a process of its own. If there is a file `gate` in `folder`, the second rollout makes a file
-    `reached` and waits until the gate is deleted.
-    """
+    """A service desk with a process of its own."""
 
     takes_seed = True
 

@@ -1,12 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""
-A stand-in for GPUs: two devices, `standin:0` and `standin:1`, that compute with the CPU. Like CUDA they refuse
-tensors of different devices, except where CUDA takes them, and they count what makes a program wait for a device.
-
-Importing this module registers the devices with PyTorch for the whole process, which cannot be undone: import it in
-processes of their own only.
-"""
+"""Two devices that compute with the CPU. Import it in processes of their own: they cannot be taken away again."""
 
 import os
 import sys
@@ -52,15 +46,7 @@ _TAKES_NUMBERS = {aten.masked_fill.Tensor, aten.masked_fill_.Tensor, aten.fill.T
 
 
 class Traffic:
-    """
-    What passed between host and devices.
-
-    Attributes:
-        syncs (`Counter[str]`):
-            How often the host waited for a device, by the line of the package that did.
-        copies (`Counter[str]`):
-            How often the host copied to a device.
-    """
+    """What passed between host and devices."""
 
     def __init__(self):
         self.syncs: Counter[str] = Counter()
@@ -160,7 +146,6 @@ def _held(value: torch.Tensor) -> torch.Tensor:
 
 
 def _tensors(values: Iterable[Any]) -> Iterator[torch.Tensor]:
-    """List the tensors of arguments: PyTorch's computations take tensors and sequences of them."""
     for value in values:
         if isinstance(value, torch.Tensor):
             yield value
@@ -169,7 +154,6 @@ def _tensors(values: Iterable[Any]) -> Iterator[torch.Tensor]:
 
 
 def _map(function: Callable[[torch.Tensor], torch.Tensor], value: Any) -> Any:
-    """Apply a function to the tensors of a value."""
     if isinstance(value, torch.Tensor):
         return function(value)
     if isinstance(value, list | tuple):
@@ -179,7 +163,6 @@ def _map(function: Callable[[torch.Tensor], torch.Tensor], value: Any) -> Any:
 
 
 def _device(device: torch.device | str | None) -> torch.device | None:
-    """Return the stand-in device that is meant; `None` for the CPU."""
     device = torch.device("cpu" if device is None else device)
     if device.type != NAME:
         return None
@@ -217,10 +200,7 @@ def _run(func, args: tuple, kwargs: dict[str, Any]) -> Any:
 
 
 def _check(func, args: tuple, tensors: list[torch.Tensor]) -> None:
-    """
-    Raises:
-        RuntimeError: If CUDA would refuse tensors of these devices, or the computation itself.
-    """
+    """Raise a `RuntimeError` if CUDA would refuse tensors of these devices, or the computation itself."""
     if func in _NOT_DETERMINISTIC and torch.are_deterministic_algorithms_enabled() and args[0].is_floating_point():
         raise RuntimeError(f"{func} does not have a deterministic implementation")
     if func in _READS_AT | _WRITES_AT:
@@ -284,8 +264,6 @@ def _copy_from(source: torch.Tensor, target: torch.Tensor, non_blocking: bool = 
 
 
 class _Module:
-    """`torch.standin`."""
-
     _device = 0
 
     def is_available(self) -> bool:

@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Helpers that several tests share."""
-
 import gc
 import os
 import re
@@ -47,10 +45,7 @@ DESK, TASKS = make_tasks("service_desk", 0)
 
 
 def make_config(output_dir, **kwargs) -> NLACConfig:
-    """
-    Make a configuration with which the embedded model runs quickly on a CPU. An iteration is one optimizer step, after
-    as many episodes as a micro-batch has samples.
-    """
+    """Make a configuration with which the embedded model runs quickly on a CPU."""
     batch_size = kwargs.get("per_device_train_batch_size", 4) * int(os.environ.get("WORLD_SIZE", 1))
     settings = dict(
         save_strategy="no",
@@ -77,7 +72,6 @@ class RecordingTrainer(NLACTrainer):
         return super().compute_loss(model, inputs, *args, **kwargs)
 
     def losses(self) -> list[list[str]]:
-        """Return the losses of the examples of each micro-batch, by name."""
         return [[example.loss for example in batch.examples] for batch in self.micro_batches]
 
 
@@ -93,6 +87,12 @@ def make_trainer(
         prompts=COMPACT_PROMPTS,
     )
     return trainer_class(**{**arguments, **kwargs})
+
+
+def make_trained(output_dir, *args, **kwargs) -> NLACTrainer:
+    trainer = make_trainer(output_dir, *args, **kwargs)
+    trainer.train()
+    return trainer
 
 
 def make_logs(output_dir) -> Dataset:
@@ -164,15 +164,7 @@ class Countdown(TextEnvironment):
 
 
 class Answering:
-    """
-    An environment that begins every episode alike, and answers every action alike or by a function.
-
-    Args:
-        result (`StepResult` or `Callable[[str], StepResult]`):
-            The answer, or what makes it of an action.
-        opening (`str` or `list[dict]`, *optional*, defaults to `"begin"`):
-            What `reset` returns.
-    """
+    """An environment that begins every episode alike, and answers every action alike or by a function."""
 
     def __init__(self, result: Any, opening: Any = "begin"):
         self.result, self.opening = result, opening
@@ -185,16 +177,7 @@ class Answering:
 
 
 class ScriptedGenerator(StubGenerator):
-    """
-    Returns scripted answers and records its prompts, for tests of the roles' prompts. It knows of critiques that are
-    begun for it: the prompts do not show that, and it adds nothing to an answer that it has ended.
-
-    Args:
-        chat ([`~chat.encoder.ChatEncoder`]):
-            Encodes answers.
-        answers (`list[str | list[int] | Completion]` or `str`):
-            The answers in order, or one that is always given.
-    """
+    """Returns scripted answers and records its prompts, for tests of the roles' prompts."""
 
     def __init__(self, chat: ChatEncoder, answers: list[str | list[int] | Completion] | str):
         self.chat = chat
@@ -219,12 +202,10 @@ class ScriptedGenerator(StubGenerator):
         return completions
 
     def split(self, prompt: list[int]) -> tuple[list[int], list[int]]:
-        """Split a prompt from the beginning of a critique."""
         begun = next((begun for begun in self.begun if prompt[-len(begun) :] == begun), [])
         return prompt[: len(prompt) - len(begun)], begun
 
     def score(self, prompts, completions) -> list[float]:
-        """Score a "Yes" one nat above everything else."""
         return [float("yes" in self.chat.decode(token_ids).lower()) for token_ids in completions]
 
     def _completion(self, answer: str | list[int] | Completion, begun: list[int] = ()) -> Completion:
@@ -263,7 +244,6 @@ def play(
 
 
 def read_logs(dataset: Dataset, roles: Roles, *args, **kwargs) -> list[Episode]:
-    """Read logged conversations with the format and the prompts of roles."""
     return episodes_from_logs(dataset, roles.actions, roles.prompts, *args, **kwargs)
 
 

@@ -16,6 +16,7 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 import torch
+from helpers.launch import run_program
 from helpers.testing_utils import DESK, make_trainer
 
 from trl_nlac import NLACTrainer
@@ -175,14 +176,8 @@ def assert_own_answers(trainer: NLACTrainer, scorer: TransformersGenerator) -> N
 
 
 def run(script: Path, *arguments: str, processes: int = 1) -> str:
-    """Run a script and return its output."""
-    path = os.pathsep.join(map(str, Path(__file__).parents[1:3]))
-    environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"] if processes > 1 else []
-    command = [sys.executable, *launcher, str(script), *arguments]
-    finished = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=600)
-    assert finished.returncode == 0, finished.stdout[-3000:] + finished.stderr[-6000:]
-    return finished.stdout
+    return run_program(*launcher, script, *arguments)
 
 
 def free_port() -> int:

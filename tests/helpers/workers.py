@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
 
-
 """Environments in other processes."""
 
 import os
@@ -12,17 +11,14 @@ from pathlib import Path
 
 import pytest
 from datasets import Dataset
-from helpers.testing_utils import make_trainer
+from helpers.testing_utils import make_trained, make_trainer
 
 from trl_nlac.environments import StepResult, TextEnvironment
 from trl_nlac.types import Episode
 
 
 def make_faulty(folder):
-    """
-    Make a factory of environments with a `fault`, `at` which step. It is a function within a function, as lambdas are,
-    so that it travels by value.
-    """
+    """Make a factory of environments with a `fault`, `at` which step."""
 
     class Odd(Exception):
         """Cannot be made from its own arguments."""
@@ -70,17 +66,7 @@ def make_faulty(folder):
 
 
 def check_same_as_in_threads(folder: Path, play: Callable[[str, Callable, list[dict]], list[Episode]], workers: str):
-    """
-    Check that episodes are those that are played in threads: seeds, texts, rewards, and what failed where.
-
-    Args:
-        folder (`Path`):
-            For the environments, which note there that they are closed.
-        play (`Callable`):
-            Plays tasks with a kind of workers and a factory.
-        workers (`str`):
-            The kind of workers.
-    """
+    """Check that episodes are those that are played in threads: seeds, texts, rewards, and what failed where."""
     faults = [None, "exception", None, "malformed", "exit", None, "exception"]
     tasks = [{"fault": fault, "at": i % 3} for i, fault in enumerate(faults)]
     in_threads, in_others = (
@@ -112,8 +98,7 @@ def check_training(folder: Path, workers: str) -> None:
 
     options = {"environment_workers": workers, "max_steps": 1}
     arguments = {"train_dataset": Dataset.from_dict({"start": [1] * 4}), "environment_factory": lambda: Game()}
-    trainer = make_trainer(folder, options, **arguments)
-    trainer.train()
+    trainer = make_trained(folder, options, **arguments)
     assert trainer.num_environment_steps == 4
     with pytest.raises(ValueError, match=f"`judge` reads `environments`.*environment_workers='{workers}'"):
         make_trainer(folder, options, **arguments, reward_funcs=judge)

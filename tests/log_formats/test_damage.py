@@ -38,7 +38,6 @@ VALUES = {
 
 
 def places(value, place=()):
-    """Every place in a value but the whole."""
     items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     for key, part in items:
         yield (*place, key)

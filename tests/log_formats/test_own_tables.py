@@ -41,7 +41,6 @@ def expected(episodes) -> list[list[tuple[str, str]]]:
 
 
 def test_a_buffer(tmp_path, episodes, roles):
-    """A folder with a buffer, of which the tokens need the format of the model."""
     replay = PrioritizedReplay(100)
     replay.add(episodes)
     replay.save(tmp_path)
@@ -89,7 +88,6 @@ def test_absent_keys_of_structures_stay_absent(tmp_path):
 
 
 def test_tables_of_a_run(tmp_path):
-    """What `log_completions` writes: episodes that ended, that were cut, that failed, and without a turn."""
     turns = [{"text": "Thought: x\nAction: ask", "action": "ask", "next_observation": "Yes?", "reward": 0.0}]
     ending = [{"text": "Action: close", "action": "close", "next_observation": "", "reward": 1.0}]
     rows = [

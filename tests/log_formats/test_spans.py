@@ -21,7 +21,6 @@ def records_of(*records: dict) -> dict:
 
 
 def record(name: str, span: dict, body: dict | str | None = None, **attributes) -> dict:
-    """A log record of a span."""
     ids = {"traceId": span["traceId"], "spanId": span["spanId"]}
     others = {} if body is None else {"body": value_of(body)}
     return {**ids, "eventName": name, "timeUnixNano": "1", "attributes": attributes_of(attributes), **others}
@@ -32,7 +31,6 @@ def asking(text: str) -> list:
 
 
 def test_calls_of_a_trace_become_a_conversation(tmp_path):
-    """In any order in the files, with spans that are not calls, and the evaluation at the root."""
     second = chat_span("t1", 20, [*TEXT, CALLING, RESULT], [ANSWER])
     tools = {
         "gen_ai.tool.definitions": TOOLS,
@@ -212,7 +210,6 @@ def test_calls_in_other_conventions_are_counted(tmp_path, attributes):
 
 @pytest.mark.parametrize("scores", [(1.0, 0.0), (0.0, 1.0)])
 def test_outcomes_that_differ_are_not_chosen_from(tmp_path, scores):
-    """Of one span none is taken; of two tasks in one trace each has its own."""
     both = chat_span("t1", 1, asking("A?"), [ANSWER], [score(value) for value in scores])
     found = read(tmp_path, otlp(both))
     assert not found.rows and found.notes and found.unreadable == {"it has no outcome": 1}
@@ -226,8 +223,6 @@ def test_outcomes_that_differ_are_not_chosen_from(tmp_path, scores):
 
 
 class TestConversationsOfOneTrace:
-    """Each has its own outcome."""
-
     @staticmethod
     def outcomes(folder, *spans, outcome: str | None = None) -> dict[str, float]:
         found = read(folder, *spans, outcome=outcome)
@@ -262,7 +257,6 @@ class TestConversationsOfOneTrace:
         assert found == {"A?": 1.0, "B?": 1.0, "?": 1.0}
 
     def test_a_score_that_names_its_conversation(self, tmp_path):
-        """In an event of the root, and in a log record of another trace."""
         name, values = score(1.0)
         second = record(name, {"traceId": "t2", "spanId": ""}, **score(0.0)[1], **{"gen_ai.conversation.id": "B"})
         root = self.root((name, {**values, "gen_ai.conversation.id": "A"}))
@@ -276,8 +270,6 @@ class TestConversationsOfOneTrace:
 
 
 class TestLogRecords:
-    """Instrumentations write messages as log records, in files of their own."""
-
     SPAN = chat_span("t1", 1, [], [], [score(1.0)])
     SPAN["attributes"] = attributes_of({"gen_ai.operation.name": "chat"})
 
@@ -318,7 +310,6 @@ class TestLogRecords:
         assert [message["content"] for message in row["messages"]] == ["Weather in Paris?", "It rains."]
 
     def test_calls_whose_spans_are_in_no_file(self, tmp_path):
-        """Sampled out, or in a file that is not named."""
         span = {"traceId": "t1", "spanId": "7"}
         noted = {"gen_ai.operation.name": "chat", "gen_ai.input.messages": TEXT, "gen_ai.output.messages": [ANSWER]}
         details = record("gen_ai.client.inference.operation.details", span, **noted)
@@ -340,7 +331,6 @@ def test_seconds_with_any_number_of_digits(tmp_path, times):
 
 
 def test_answers_that_were_cut(tmp_path):
-    """The message itself says so."""
     cut = {**ANSWER, "finish_reason": "length"}
     spans = [chat_span(f"t{i}", i, TEXT, [answer], [score(1)]) for i, answer in enumerate([cut, ANSWER])]
     found = read(tmp_path, otlp(*spans))
@@ -350,7 +340,6 @@ def test_answers_that_were_cut(tmp_path):
 
 @pytest.mark.parametrize("bad", [3, None, {"events": [{"attributes": []}]}, {"attributes": [{"value": 1}]}])
 def test_a_bad_span_loses_no_other_of_its_batch(tmp_path, bad):
-    """Nor does a bad list of spans, or a bad log record."""
     spans = [chat_span(f"t{i}", i, TEXT, [ANSWER]) for i in range(4)]
     batch = otlp(*spans[:2], bad, *spans[2:])
     batch["resourceSpans"] = [{"scopeSpans": 3}, *batch["resourceSpans"]]

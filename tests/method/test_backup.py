@@ -12,13 +12,7 @@ from trl_nlac.chat.tool_calls import format_tool_call
 from trl_nlac.environments.embedded import COMPACT_PROMPTS, make_environment
 from trl_nlac.environments.embedded.service_desk import ARGUMENTS
 from trl_nlac.episodes.recorder import replay_actions
-from trl_nlac.method.backup import (
-    backup_questions,
-    bellman_targets,
-    critic_examples,
-    is_answerable,
-    write_targets,
-)
+from trl_nlac.method.backup import backup_questions, bellman_targets, critic_examples, is_answerable, write_targets
 from trl_nlac.method.critic import critic_prompt, critiques
 from trl_nlac.types import Answer, Critique, Sample, Transition
 
@@ -83,7 +77,6 @@ class TestBellmanTargets:
         assert [sampling.regex for sampling in roles.generator.samplings] == ["route .*", None, None]
 
     def test_the_backup_is_shown_all_arguments_of_equation_1(self):
-        """s_t, a_t, r_t, s_{t+1}, a_{t+1} and d_{t+1}, in this order."""
         roles = make_roles([WRONG[1], "Future: it opens\nOptimality: No", CRITIQUE])
         episode = make_transitions(roles)[0].episode
         turns = (replace(episode.turns[0], reward=0.25), episode.turns[1])
@@ -131,7 +124,6 @@ class TestBellmanTargets:
         assert "<|user|> seen Scenario?<|end|>" in roles.chat.tokenizer.decode(question.ids)
 
     def test_questions_are_asked_and_answered_apart(self):
-        """So that other weights can answer. What cannot be asked has no target."""
         roles = make_roles(["", "closed win"], max_format_retries=0)
         transitions = make_transitions(roles)
         questions = backup_questions(roles, [transitions[0], *transitions], "implicit")
@@ -153,7 +145,6 @@ class TestBellmanTargets:
 
     @pytest.mark.parametrize("index", [0, 1], ids=["going on", "terminated"])
     def test_a_policy_can_learn_where_no_target_can_be_written(self, index):
-        """An observation, which the backup is shown and nobody else, is longer than a prompt may be."""
         roles = make_roles([])
         episode = make_transitions(roles)[0].episode
         turns = list(episode.turns)
@@ -254,7 +245,6 @@ class TestBellmanTargets:
         assert f"{WRONG[1]} lost" in backup and target.parsed.optimal
 
     def test_tool_calls(self):
-        """The result of a tool is a message of the tool, also in a bootstrapped state."""
         desk = make_environment(DESK, "tool_call")
         chat = ChatEncoder(make_tokenizer("qwen2_5"))
         wrong = [format_tool_call("route", dict(zip(ARGUMENTS, call.split()[1:], strict=True))) for call in WRONG]
@@ -273,7 +263,6 @@ class TestBellmanTargets:
 
 class TestCriticExamples:
     def test_they_answer_the_question_to_the_critic(self):
-        """After what the template begins an answer with."""
         chat = ChatEncoder(make_tokenizer("qwen3"), {"enable_thinking": False})
         roles = make_roles_of(chat, [])
         transitions = make_transitions(roles)

@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Chains of questions about transitions."""
-
 import threading
 
 import pytest
@@ -15,15 +13,7 @@ from trl_nlac.method.refinement import refine_attempts, sample_attempts
 
 
 class Concurrent(ScriptedGenerator):
-    """
-    Answers threads at the same time, by role: the first one's first action only once the other chain has ended.
-
-    Args:
-        slow (`str`, *optional*):
-            End of the prompt that waits.
-        last (`str`, *optional*):
-            End of the prompt that it waits for.
-    """
+    """Answers threads at the same time, by role: the first one's first action only once the other chain has ended."""
 
     is_concurrent = True
 
@@ -63,7 +53,6 @@ def refine(roles, transitions):
 
 
 def test_a_slow_answer_holds_up_no_other_chain(roles):
-    """The action in the first state is there only after the second state's was criticised and refined."""
     first, second = make_transitions(roles)
     states = [roles.chat.tokenizer.decode(t.state.ids) for t in (first, second)]
     roles.generator.slow, roles.generator.last = states[0], "Revise?<|end|>"
@@ -74,7 +63,6 @@ def test_a_slow_answer_holds_up_no_other_chain(roles):
 
 
 def test_answers_depend_on_the_seed_alone(roles):
-    """Whichever thread asks first."""
     transitions, seeds = make_transitions(roles), []
     states = [roles.chat.tokenizer.decode(t.state.ids) for t in transitions]
     for slow in ("", states[0], states[1]):

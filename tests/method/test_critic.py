@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
 
-
 import numpy as np
 import pytest
 import torch
@@ -43,7 +42,6 @@ class TestVerdictScores:
         ],
     )
     def test_log_odds_of_the_verdict(self, before, rest):
-        """The score is that of "Yes" and "No" right after the tag of the verdict, whatever stands before it."""
         model, tokenizer = AutoModelForCausalLM.from_pretrained(TINY_MODEL), AutoTokenizer.from_pretrained(TINY_MODEL)
         critique, score = self.score(f"{before} {rest}", model)
         ids = critique.prompt.ids + make_roles([]).chat.completion(before)[:-1]

@@ -52,7 +52,6 @@ def make_model(kind: str):
 
 
 def make_examples(is_taught: bool = False) -> list[TrainingExample]:
-    """Examples of all losses; some may be taught."""
     torch.manual_seed(0)
     sequences = torch.randint(VOCABULARY, (6, 40)).tolist()
     trunk, *others = sequences
@@ -123,7 +122,6 @@ def test_losses_and_gradients_are_those_of_the_models_logits(tmp_path, monkeypat
 
 
 def test_the_model_is_as_before(monkeypatch):
-    """Also after an error in the middle of its head."""
     model, batch = make_model("whole"), NLACCollator(0, keeps_logits=False)(make_examples())
     expected = model(torch.arange(9)[None]).logits
     batch_losses(model, batch)
@@ -188,7 +186,6 @@ def test_a_model_that_rounds_what_it_returns_does_not_round_the_losses():
 
 @pytest.mark.parametrize("keeps_logits", [True, False])
 def test_a_teacher_has_no_dropout(keeps_logits):
-    """Not in an adapter of its output layer either, where the student has it."""
     adapter = LoraConfig(**LORA, target_modules=["lm_head"], lora_dropout=0.5)
     model = get_peft_model(make_model("whole"), adapter)
     example = TrainingExample("critic", Prompt.of([1, 2, 3]), (4, 5, 6, 7), teacher_prompt=Prompt.of([1, 2, 3]))

@@ -67,8 +67,6 @@ class TestTokens:
 
 
 class Bigram(nn.Module):
-    """The logits of a token depend on the one before it, and on the first one of the sequence."""
-
     def __init__(self):
         super().__init__()
         torch.manual_seed(0)
@@ -85,7 +83,6 @@ class TestBatchLosses:
         monkeypatch.setattr(head, "_CHUNK", request.param)
 
     def test_only_completions_are_trained(self):
-        """The mean over the completion's own tokens, wherever it stands among the padding."""
         model = Bigram()
         examples = [
             TrainingExample("policy", Prompt.of([1, 5]), (3, 4)),
@@ -103,7 +100,6 @@ class TestBatchLosses:
         assert trained == [[1, 3], [1, 5], [1, 7], [1, 8], [2, 2]]
 
     def test_a_completion_with_a_teacher_is_distilled(self):
-        """Along its tokens; the others of the batch are learned by their likelihood."""
         examples = [
             TrainingExample("policy", Prompt.of([1]), (7, 8), 1.0, 1, Prompt.of([2, 2])),
             TrainingExample("critic", Prompt.of([1, 1]), (4, 4)),
@@ -134,7 +130,6 @@ class TestBatchLosses:
         assert batch_losses(Bigram(), inputs, nullcontext, taught_loss=rounded).tolist() == [0.0]
 
     def test_a_policy_is_kept_near_the_initial_one(self):
-        """The likelihood of its tokens, and a share of the divergence from the model before training."""
         model, initial = Bigram(), torch.randn(9, 9, 9, generator=torch.Generator().manual_seed(1))
 
         @contextmanager

@@ -11,7 +11,6 @@ from trl_nlac.types import Prompt, TrainingExample
 
 
 def random_sequences(rng: random.Random) -> list[list[int]]:
-    """Sequences of few words, most of which begin as another one does, or repeat it."""
     sequences: list[list[int]] = []
     for _ in range(rng.randint(1, 12)):
         start: list[int] = []
@@ -72,7 +71,6 @@ def test_samples_that_share_most_are_in_the_same_batch():
 @pytest.mark.parametrize("number", [2, 3, 4])
 @pytest.mark.parametrize("lengths", [[200, 1, 1, 1], [1, 1, 1, 200], [0, 0, 0, 0]], ids=["first", "last", "same"])
 def test_no_batch_is_empty(lengths, number):
-    """Though one example has nearly all tokens, or all are the same one."""
     examples = [TrainingExample("policy", Prompt.of([0] + [i] * length), (9,)) for i, length in enumerate(lengths)]
     batches = spread_by_prefix(examples, number)
     assert len(batches) == number and all(batches)

@@ -10,7 +10,6 @@ from trl_nlac.method.critic import critic_prompt
 
 
 def test_turns_stay_as_long_as_they_fit():
-    """Up to exactly `max_prompt_length`; where not even the newest turn fits, the prompt stays as it is."""
     roles = make_roles([], replace(COMPACT_PROMPTS, history_cut="trap"))
     whole = critic_prompt(roles, make_transitions(roles)[1].state_action)
 

@@ -12,13 +12,7 @@ from trl_nlac.chat.tool_calls import format_tool_call
 from trl_nlac.environments.embedded import make_environment
 from trl_nlac.episodes.recorder import replay_actions
 from trl_nlac.method.critic import critiques
-from trl_nlac.method.refinement import (
-    Attempt,
-    policy_examples,
-    question_attempts,
-    refine_attempts,
-    sample_attempts,
-)
+from trl_nlac.method.refinement import Attempt, policy_examples, question_attempts, refine_attempts, sample_attempts
 from trl_nlac.method.roles import Roles
 from trl_nlac.prompts import parse_critique
 from trl_nlac.types import Answer, Critique, Refinement, Sample, Transition
@@ -28,7 +22,6 @@ NO, YES = "Future: bad\nOptimality: No", "Future: good\nOptimality: Yes"
 
 
 def refine_fresh(roles: Roles, transitions: list[Transition]) -> list[Refinement | None]:
-    """Refine fresh actions in the states of transitions."""
     return refine_attempts(roles, sample_attempts(roles, transitions))
 
 
@@ -46,7 +39,6 @@ class TestRefineAttempts:
         assert refinement.critique == parse_critique("Future: no\nOptimality: No use billing")
 
     def test_attempts_are_sampled_and_refined_apart(self):
-        """So that other weights can refine. Where the action or its critique is broken, nothing is refined."""
         roles = make_roles(["", "a", "b", "no critique", NO], max_format_retries=0)
         transition = make_transitions(roles)[0]
         attempts = sample_attempts(roles, [transition] * 3)
@@ -67,7 +59,6 @@ class TestRefineAttempts:
         assert not roles.generator.answers
 
     def test_the_best_actions_are_their_own_refinements(self):
-        """Without a question: a fresh action as it was sampled, a stored one as it stands in the conversation."""
         roles = make_roles(["b1", "c1", NO, YES, "b2"], max_format_retries=0)
         transitions = make_transitions(roles)
         yes = critiques(make_roles(CRITIQUE), [transitions[0].state_action])[0]
@@ -85,7 +76,6 @@ class TestRefineAttempts:
         assert (example.prompt.ids, example.completion_ids) == (transitions[0].state.ids, transitions[0].action_ids)
 
     def test_stored_actions_that_cannot_be_trained_on_are_refined(self):
-        """Those that could not be read, and those of which the conversation has lost the chain of thought."""
         roles = make_roles([CRITIQUE, "better"])
         transition = make_transitions(roles)[0]
         turn = replace(transition.turn, action="")
@@ -110,7 +100,6 @@ class TestRefineAttempts:
         assert read.refined_action.parsed == call and unread is None
 
     def test_stored_actions_are_refined_by_their_targets(self):
-        """No fresh action and no critique: the stored action and its Bellman target take their places."""
         roles = make_roles(["route stored"])
         transition = make_transitions(roles)[0]
         target_ids = roles.chat.completion("Future: refused\nOptimality: No use amber")
@@ -146,7 +135,6 @@ class TestQuestionAttempts:
 class TestPolicyExamples:
     @pytest.mark.parametrize("distills", [False, True])
     def test_they_answer_in_the_state(self, distills):
-        """After what the template begins an answer with."""
         chat = ChatEncoder(make_tokenizer("qwen3"), {"enable_thinking": False})
         roles = make_roles_of(chat, [])
         transitions = make_transitions(roles)
@@ -179,7 +167,6 @@ class TestPolicyExamples:
 
 class TestRefinementRounds:
     def refine(self, answers: list[str], **kwargs):
-        """Refine the stored actions of two transitions, with scripted answers."""
         roles = make_roles(answers)
         transitions = make_transitions(roles)
         attempts = {i: Attempt.of_transition(roles, t) for i, t in enumerate(transitions)}
@@ -195,7 +182,6 @@ class TestRefinementRounds:
         assert questions == ["Critique", "Critique", "Revise", "Critique"]
 
     def test_rounds_see_all_attempts(self):
-        """The critic judges each attempt alone. A refined action goes with the attempt and critique of its round."""
         roles, rounds = self.refine([NO, YES, "a2", NO.replace("bad", "worse"), "a3"], num_rounds=2)
         told = [(one.attempt, one.critique.parsed.future, one.refined.parsed) for one in rounds[0]]
         assert told == [(WRONG[0], "bad", "a2"), ("a2", "worse", "a3")]
@@ -205,7 +191,6 @@ class TestRefinementRounds:
         assert refine.index(WRONG[0]) < refine.index("a2")
 
     def test_a_best_action_that_cannot_be_kept_is_refined_once(self):
-        """A stored one that could not be read."""
         roles = make_roles([YES, "a2"])
         transition = make_transitions(roles)[0]
         turns = (replace(transition.turn, action=""), *transition.episode.turns[1:])

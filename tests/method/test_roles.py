@@ -76,7 +76,6 @@ class TestAsk:
         ],
     )
     def test_critiques_are_begun_for_the_model(self, monkeypatch, answers, written):
-        """A critique has its labels, and what to do instead, though the model ended before."""
         roles, left = make_roles([], NLACPrompts()), list(answers)
 
         def generate(prompts, sampling, seeds, bar):
@@ -91,7 +90,6 @@ class TestAsk:
         assert answer.token_ids == tuple(roles.chat.completion(written))
 
     def test_critiques_of_other_forms_are_not_begun(self):
-        """Where a question shows no form, or one that begins with something else."""
         quoting = NLACPrompts(critique="Quote the rule first:\nRule: <it>\nFuture: <...>\nOptimality: <...>")
         for prompts in (COMPACT_PROMPTS, quoting):
             roles = make_roles(["mumble"], prompts, max_format_retries=0)
@@ -151,7 +149,6 @@ class TestAsk:
         assert not players.tally.tokens and not players.tally.metrics
 
     def test_nothing_to_ask(self):
-        """As in an iteration whose targets are all kept, and whose actions are their own refinements."""
         roles = make_roles([])
         assert roles.ask("backup", [], parse_critique) == [] and roles.take_metrics() == {}
 

@@ -28,7 +28,6 @@ class TestTargetWeights:
         assert target.distance(model) == pytest.approx(((own - average).norm() / average.norm()).item())
 
     def test_distance_from_zero(self):
-        """At which the trained weights of many adapters begin."""
         model = make_model()
         nn.utils.vector_to_parameters(torch.zeros(90), model.parameters())
         target = TargetWeights(model, update_rate=0.1)
@@ -82,14 +81,14 @@ class TestTargetWeights:
         with target.swapped_into(model):
             assert model[0].weight.data_ptr() == frozen
 
-    def test_state(self):
+    @pytest.mark.parametrize("kept_weights", [TargetWeights, InitialWeights])
+    def test_state(self, kept_weights: type[KeptWeights]):
         model = make_model()
-        target, other = TargetWeights(model), TargetWeights(model)
-        with torch.no_grad():
-            model[0].weight.zero_()
-        target.update(model)
-        other.load_state_dict(target.state_dict())
-        assert other.distance(model) == target.distance(model) > 0
+        kept, other = kept_weights(model), kept_weights(model)
+        kept.load_state_dict({name: 2 * values for name, values in kept.state_dict().items()})
+        other.load_state_dict(kept.state_dict())
+        with other.swapped_into(model):
+            assert all(torch.equal(p, kept.state_dict()[name]) for name, p in model.named_parameters())
         with pytest.raises(ValueError, match="do not fit the model"):
             other.load_state_dict({"0.weight": torch.zeros(8, 8)})
 
@@ -126,13 +125,3 @@ class TestInitialWeights:
         kept = initial.state_dict()
         assert kept.keys() == old.keys() and {values.dtype for values in kept.values()} == {dtype}
         assert all(torch.equal(values, old[name]) for name, values in kept.items())
-
-    def test_state(self):
-        model = make_model()
-        initial, other = InitialWeights(model), InitialWeights(model)
-        initial.load_state_dict({name: 2 * values for name, values in initial.state_dict().items()})
-        other.load_state_dict(initial.state_dict())
-        with other.swapped_into(model):
-            assert all(torch.equal(p, initial.state_dict()[name]) for name, p in model.named_parameters())
-        with pytest.raises(ValueError, match="do not fit the model"):
-            other.load_state_dict({"0.weight": torch.zeros(8, 8)})

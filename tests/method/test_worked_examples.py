@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 from helpers.method_utils import CRITIQUE, asked, make_transitions
-from helpers.testing_utils import make_roles, make_trainer
+from helpers.testing_utils import make_roles, make_trained, make_trainer
 
 from trl_nlac.method.worked_examples import Look, WorkedExamples
 from trl_nlac.prompts import WORKED_EXAMPLES
@@ -19,7 +19,6 @@ ASKED = "Critique? route legal amber ticket noon dusk route legal"
 
 
 def choose(answers: list[str], caplog):
-    """Ask the roles about two transitions, the last of which ends its task, with scripted answers."""
     roles = make_roles(answers, max_format_retries=0)
     roles.prompts = replace(roles.prompts, examples=[], critique=ASKED)  # which nobody shares
     examples = WorkedExamples(roles, is_on=True)
@@ -45,7 +44,6 @@ class TestChoose:
 
     @pytest.mark.parametrize("bad", ["mumble", f"{CRITIQUE} {ASKED}"])
     def test_a_model_that_does_not_begins_again_with_examples(self, bad, caplog):
-        """Nor does one that repeats its question, whether that can be read or not."""
         roles, examples, look, text = choose([bad, *READ[1 : 8 if bad != "mumble" else 7], *READ], caplog)
         assert examples.are_shown and roles.prompts.examples == WORKED_EXAMPLES
         assert "critic 0.50, then 1.00" in text and look.rates["critic"] == 1.0
@@ -55,7 +53,6 @@ class TestChoose:
         assert again.are_shown and not again.is_due
 
     def test_examples_that_are_copied_do_not_help(self, caplog):
-        """Each answer can be read, and says nothing."""
         copied = [FIRST["critique"], FIRST["critique"], "a", "b", FIRST["backup"], FIRST["backup"], "c", "d"]
         _, examples, look, text = choose(["mumble", *READ[1:7], *copied], caplog)
         assert not examples.are_shown and not text and look.rates["critic"] == 0.5
@@ -78,7 +75,6 @@ class TestChoose:
 
 class TestTrainer:
     def test_nothing_is_trained_that_nobody_can_read(self, tmp_path):
-        """A model of random weights."""
         trainer = make_trainer(tmp_path, {"examples": "auto", "max_steps": 1})
         with torch.no_grad():
             for parameter in trainer.model.parameters():
@@ -96,14 +92,12 @@ class TestTrainer:
 
     @pytest.mark.parametrize("helps", [True, False])
     def test_a_run_begins_again_with_examples(self, tmp_path, monkeypatch, helps):
-        """Episodes from before them are left out; those with them, if they do not help."""
         short = [{"task": "dava 2", "action": "route legal jade", "critique": "Future: closed win\nOptimality: Yes"}]
         monkeypatch.setattr("trl_nlac.method.worked_examples.WORKED_EXAMPLES", short)
         looks = iter([0.5, 0.9 if helps else 0.4])
         monkeypatch.setattr(WorkedExamples, "look", lambda *_: Look({"critic": next(looks)}, 1, 1, 0, 1.0))
         options = {"examples": "auto", "max_steps": 1, "save_strategy": "steps", "save_steps": 1}
-        trainer = make_trainer(tmp_path, options)
-        trainer.train()
+        trainer = make_trained(tmp_path, options)
         assert trainer.num_environment_steps == 2 * len(trainer.replay)
         texts = [trainer.roles.chat.decode(episode.token_ids.tolist()) for episode in trainer.replay.episodes]
         assert len(texts) == 4 and all(("route legal jade" in text) == helps for text in texts)
@@ -115,8 +109,7 @@ class TestTrainer:
         """Asking changes neither random state nor rates."""
         logs, options = [], {"max_steps": 2, "logging_steps": 1, "max_completion_length": 64}
         for examples in ("auto", "given"):
-            trainer = make_trainer(tmp_path / examples, options | {"examples": examples})
-            trainer.train()
+            trainer = make_trained(tmp_path / examples, options | {"examples": examples})
             names = ("loss", "grad_norm", "format_rate", "success_rate", "tokens/generated")
             logs.append([{k: v for k, v in log.items() if k.endswith(names)} for log in trainer.state.log_history[:2]])
         assert logs[0] == logs[1]

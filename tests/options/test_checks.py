@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
 
-
 import pytest
 from helpers.testing_utils import make_config
 from trl import TrlParser
@@ -52,6 +51,5 @@ class TestChecks:
         assert f"`{option}`" in str(error.value) and str(value) in str(error.value)
 
     def test_none_stays_possible_after_a_command_line_was_parsed(self, tmp_path):
-        """Parsers of arguments overwrite the types of fields."""
         TrlParser((NLACConfig,))
         assert make_config(tmp_path, max_prompt_length=None).max_prompt_length is None

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
 
-
 import pytest
 
 from trl_nlac.method.roles import role_samplings
@@ -59,18 +58,12 @@ class TestRoleSampling:
                 {"backup": {"temperature": -1}},
                 r"`role_sampling\['backup'\]\['temperature'\]` must be 0, or between 0.001 and 1,000, got -1",
             ),
-            (
-                {"refine": {"top_p": 2.0}},
-                r"`role_sampling\['refine'\]\['top_p'\]` must be above 0 and at most 1, got 2.0",
-            ),
+            ({"refine": {"top_p": 2.0}}, r"\['refine'\]\['top_p'\]` must be above 0 and at most 1, got 2.0"),
             ({"refine": {"min_p": -0.1}}, r"\['min_p'\]` must be between 0 and 1, got -0.1"),
             ({"policy": {"max_tokens": 0}}, r"\['max_tokens'\]` must be between 1 and 1,000,000, got 0"),
             ({"policy": {"max_tokens": 1.5}}, r"\['max_tokens'\]` must be between 1 and 1,000,000, got 1.5"),
             ({"policy": {"temperature": None}}, r"\['temperature'\]` must be 0, or between 0.001 and 1,000, got None"),
-            (
-                {"policy": {"temperature": 1e-40}},
-                r"\['temperature'\]` must be 0, or between 0.001 and 1,000, got 1e-40",
-            ),
+            ({"policy": {"temperature": 1e-40}}, r"'temperature'\]` must be 0, or between 0.001 and 1,000, got 1e-40"),
             ({"policy": {"min_p": float("nan")}}, r"\['min_p'\]` must be between 0 and 1, got nan"),
             ({"policy": {"top_k": True}}, r"\['top_k'\]` must be not negative, got True"),
         ],

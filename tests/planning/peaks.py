@@ -36,16 +36,11 @@ from trl_nlac.types import Prompt, TrainingExample  # noqa: E402
 def _sizes(
     layers: int, vocabulary: int, hidden: int, width: int, heads: int, key_value_heads: int, tied: bool
 ) -> dict:
-    return dict(
-        num_hidden_layers=layers,
-        vocab_size=vocabulary,
-        hidden_size=hidden,
-        intermediate_size=width,
-        num_attention_heads=heads,
-        num_key_value_heads=key_value_heads,
-        tie_word_embeddings=tied,
-        max_position_embeddings=32768,
-    )
+    return {
+        **dict(num_hidden_layers=layers, vocab_size=vocabulary, hidden_size=hidden, intermediate_size=width),
+        **dict(num_attention_heads=heads, num_key_value_heads=key_value_heads, tie_word_embeddings=tied),
+        **dict(max_position_embeddings=32768),
+    }
 
 
 CONFIGS = {

@@ -1,15 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""The formulas of the memory, against what PyTorch holds."""
-
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 from helpers.hub_configs import CONFIGS
+from helpers.launch import run_program
 from peft import LoraConfig, get_peft_model
 from transformers import AutoConfig, AutoModelForCausalLM, Qwen2Config, Qwen3MoeConfig
 
@@ -43,11 +40,8 @@ LORA = LoraConfig(r=8, target_modules="all-linear", task_type="CAUSAL_LM")
 
 
 def test_peaks_of_a_pass():
-    """Within 15 %."""
-    command = [sys.executable, str(HERE / "peaks.py"), *REAL, *COUNTED]
-    finished = subprocess.run(command, capture_output=True, text=True, timeout=600)
-    assert finished.returncode == 0, finished.stderr
-    results = [json.loads(line) for line in finished.stdout.splitlines() if line.startswith("{")]
+    printed = run_program(HERE / "peaks.py", *REAL, *COUNTED)
+    results = [json.loads(line) for line in printed.splitlines() if line.startswith("{")]
     assert [result["case"] for result in results] == [*REAL, *COUNTED]
     for result in results:
         assert result["planned"] == pytest.approx(result["measured"], rel=0.15), result
@@ -89,7 +83,6 @@ def test_parameters_are_counted_without_weights():
 
 
 def test_a_mixture_of_experts_that_fits_into_no_memory_is_counted():
-    """Its experts are one parameter of 4 TB."""
     config = Qwen3MoeConfig(
         **{"hidden_size": 8192, "moe_intermediate_size": 8192, "num_experts": 8192, "num_hidden_layers": 1},
         **{"num_attention_heads": 8, "num_key_value_heads": 8, "vocab_size": 64, "num_experts_per_tok": 2},

@@ -100,7 +100,6 @@ def test_the_limit_of_a_pass_is_planned(tmp_path):
 
 
 def test_all_that_is_generated_at_once_is_planned(tmp_path):
-    """By processes: the futures of critiques, and the episodes that are played together."""
     samples = {"samples_per_iteration": 64, "max_generation_batch_size": 500, "episodes_per_iteration": 8}
     sequences = [make_plan(tmp_path, **samples, **changes).sequences for changes in ({}, {"num_futures": 2})]
     assert sequences == [8, 16]
@@ -115,7 +114,6 @@ def test_limits_of_single_roles_are_planned(tmp_path):
 
 
 def test_rewritten_thoughts_are_answers(tmp_path):
-    """Of targets, and of refined actions where they are sampled."""
     plain, thoughtful = (answers(make_config(tmp_path, reasoning=reasoning)) for reasoning in (False, True))
     assert [after - before for before, after in zip(plain, thoughtful, strict=True)] == [1, 1]
     plain, thoughtful = (
@@ -131,7 +129,6 @@ def test_hindsight_asks_for_a_target_and_a_refined_action(tmp_path):
 
 
 def test_explicit_futures_are_one_answer(tmp_path):
-    """However many futures the critic weighs."""
     for number, expected in ((1, 3), (4, 3)):
         target, _ = answers(make_config(tmp_path, num_futures=number, bootstrap="explicit"))
         assert target == expected

@@ -77,7 +77,6 @@ def make_trainer(
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    """A run with LoRA, saved."""
     folder = tmp_path_factory.mktemp("run")
     lora = LoraConfig(r=8, target_modules="all-linear", task_type="CAUSAL_LM")
     trainer = make_trainer(folder, peft_config=lora, log_completions=True)
@@ -158,7 +157,6 @@ def test_the_tokenizer_keeps_outside_text_apart():
 
 
 def search_agent(task, base_url, api_key) -> float:
-    """A loop with OpenAI's client, which knows no trainer."""
     search = Search()
     messages = [{"role": "user", "content": search.reset(**task)}]
     with OpenAI(base_url=base_url, api_key=api_key) as client:

@@ -8,7 +8,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from helpers.records_utils import CONFIG, read
-from helpers.testing_utils import assert_same, make_episode, make_trainer, priorities_of, weights
+from helpers.testing_utils import assert_same, make_episode, make_trained, make_trainer, priorities_of, weights
 from pyarrow.parquet import ParquetFile
 
 from trl_nlac.records import audit
@@ -20,8 +20,7 @@ class TestAudit:
     def test_rows(self, tmp_path):
         """They show what the first samples of each iteration were trained on. Priorities are the critic's losses."""
         config = {**CONFIG, "audit_samples": 3, "samples_per_iteration": 8, "max_steps": 6}
-        trainer = make_trainer(tmp_path, config)
-        trainer.train()
+        trainer = make_trained(tmp_path, config)
         paths = sorted((tmp_path / "_audit").iterdir())
         assert [path.name for path in paths] == [f"audit_0000{i}_process0.parquet" for i in (2, 4, 6)]
         rows = pd.concat([read(path) for path in paths])
@@ -43,10 +42,8 @@ class TestAudit:
             assert priorities[row["episode"] + row["turn"]] == pytest.approx(row["critic_loss"], rel=0.5)
 
     def test_training_is_the_same_with_and_without(self, tmp_path):
-        with_audit = make_trainer(tmp_path / "with", {**CONFIG, "audit_samples": 8, "log_completions": True})
-        with_audit.train()
-        without = make_trainer(tmp_path / "without", CONFIG)
-        without.train()
+        with_audit = make_trained(tmp_path / "with", {**CONFIG, "audit_samples": 8, "log_completions": True})
+        without = make_trained(tmp_path / "without", CONFIG)
         assert_same(weights(with_audit.model), weights(without.model))
         log, other = (trainer.state.log_history[0] for trainer in (with_audit, without))
         assert log.pop("time/audit") > 0
@@ -75,7 +72,6 @@ class TestAudit:
         assert pd.isna(rows[1]["critic_loss"]) and pd.isna(rows[0]["critique"])
 
     def test_losses_of_a_transition_that_was_drawn_twice(self, tmp_path):
-        """Only the first is audited; the example of the second is shorter, and trained on before. A run resumes."""
         trail = AuditTrail(tmp_path, process=0)
         critique = Critique("seen 1", True)
         target = Answer(Prompt.of([1]), (9,), "Future: seen 1", critique)
@@ -106,7 +102,6 @@ class TestAudit:
         assert json.loads(row["task"]) == {"note": 'say "hi" then password="<hidden>" ok'}
 
     def test_a_write_costs_the_same_after_many(self, tmp_path, monkeypatch):
-        """Sizes of files are read once, where a run is resumed."""
         monkeypatch.setattr(audit, "MAX_ROWS", 50)
         first = write_one(AuditTrail(tmp_path, process=0), range(1, 40))
         assert len(first) == 39
@@ -118,21 +113,18 @@ class TestAudit:
         assert names == [f"audit_{step:05d}_process0.parquet" for step in range(30, 80)]
 
     def test_the_end_within_an_iteration(self, tmp_path):
-        """Rows of the last iteration are written, too, with the losses that there are."""
         config = {**CONFIG, "audit_samples": 8, "samples_per_iteration": 8, "max_steps": 3}
         make_trainer(tmp_path, config).train()
         rows = read(tmp_path / "_audit" / "audit_00003_process0.parquet")
         assert len(rows) == 8 and set(rows["step"]) == {2} and 0 < rows["critic_loss"].notna().sum() < 8
 
     def test_the_end_at_the_step_of_a_log(self, tmp_path):
-        """The last log has written the iterations that were finished: the file keeps them."""
         config = {**CONFIG, "audit_samples": 3, "samples_per_iteration": 12, "max_steps": 5, "logging_steps": 5}
         make_trainer(tmp_path, config).train()
         assert list(read(tmp_path / "_audit" / "audit_00005_process0.parquet")["step"]) == [0] * 3 + [3] * 3
 
 
 def write_one(trail: AuditTrail, steps: range) -> list[str]:
-    """Write a row at each of the steps; returns the names of all files."""
     target = Answer(Prompt.of([1]), (), "Future: seen 1", Critique("seen 1", True))
     for step in steps:
         samples = [Sample(Transition(make_episode(num_turns=1), 0), 6, 0.5)]
@@ -145,7 +137,6 @@ def write_one(trail: AuditTrail, steps: range) -> list[str]:
 def losses(
     transition_ids: list[int | None], names: list[str], weights: list[float]
 ) -> tuple[list[TrainingExample], torch.Tensor]:
-    """Make the examples of a micro-batch whose losses count up from zero."""
     examples = [
         TrainingExample(name, Prompt.of([1]), (2,), weight, transition_id)
         for transition_id, name, weight in zip(transition_ids, names, weights, strict=True)

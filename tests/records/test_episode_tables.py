@@ -1,18 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 
 import json
-import os
 import sqlite3
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
 import pytest
 import wandb
+from helpers.launch import run_program
 from helpers.records_utils import CONFIG, read
-from helpers.testing_utils import TASKS, make_config, make_episode, make_trainer
+from helpers.testing_utils import TASKS, make_config, make_episode, make_trained, make_trainer
 from trl.trainer.callbacks import RichProgressCallback
 
 from trl_nlac.episodes.text_environment import StepResult
@@ -23,8 +21,7 @@ from trl_nlac.records.folder import completions_file
 class TestEpisodes:
     def test_rows_are_what_was_played(self, tmp_path):
         config = {**CONFIG, "log_completions": True, "eval_strategy": "steps", "eval_steps": 4, "num_eval_episodes": 2}
-        trainer = make_trainer(tmp_path, config, eval_dataset=TASKS)
-        trainer.train()
+        trainer = make_trained(tmp_path, config, eval_dataset=TASKS)
         names = sorted(path.name for path in (tmp_path / "completions").iterdir())
         assert names == ["completions_00002.parquet", "completions_00004.parquet", "eval_completions_00004.parquet"]
         rows = pd.concat([read(tmp_path / "completions" / name) for name in names[:2]])
@@ -50,8 +47,7 @@ class TestEpisodes:
             log_extra("mixed", [1, "two", None, 4.0])
             return [len(completion) / 4 for completion in completions]
 
-        trainer = make_trainer(tmp_path, {**CONFIG, "log_completions": True, "max_steps": 2}, reward_funcs=length)
-        trainer.train()
+        make_trained(tmp_path, {**CONFIG, "log_completions": True, "max_steps": 2}, reward_funcs=length)
         rows = read(tmp_path / "completions" / "completions_00002.parquet")
         assert list(rows["first word"]) == [turns[0]["text"].split()[0] for turns in rows["turns"]]
         assert list(rows["mixed"].fillna("nothing")) == ["1", "two", "nothing", "4.0"]
@@ -59,8 +55,6 @@ class TestEpisodes:
         assert "Step 2" in capsys.readouterr().out
 
     def test_what_parquet_cannot_hold_is_text(self, tmp_path):
-        """Objects without entries, and a reward whose function's name looks like that of a secret."""
-
         def correct_password(completions, log_extra, **kwargs):
             log_extra("empty", [{} for _ in completions])
             log_extra("nested", [{"a": [{}]} for _ in completions])
@@ -74,8 +68,6 @@ class TestEpisodes:
         assert list(rows["password"]) == ["<hidden>"] * 4 and list(rows["rewards/correct_password"]) == [0.5] * 4
 
     def test_half_a_character(self, tmp_path):
-        """As a function can have read it from JSON. No file can hold it."""
-
         def note(completions, log_extra, **kwargs):
             log_extra("found", [{"text": ["\ud83d"]} for _ in completions])
             log_extra("whole", ["\ud83d\ude00" for _ in completions])
@@ -87,8 +79,6 @@ class TestEpisodes:
         assert all("\\ud83d" in found for found in rows["found"]) and list(rows["whole"]) == ["\U0001f600"] * 4
 
     def test_a_task_with_secrets_is_json(self, tmp_path):
-        """Also where a secret stands between quotes, of which a pass over the JSON would take one."""
-
         class Login:
             def __str__(self):
                 return 'password="hunter2"'
@@ -159,9 +149,7 @@ trainer = make_trainer({str(tmp_path / "run")!r}, config)
 trainer.train_dataset = TASKS.select([0, 0, 1, 1])
 trainer.train()
 """
-        environment = {**os.environ, "TRACKIO_DIR": str(tmp_path / "trackio"), "PYTHONPATH": f"tests{os.pathsep}."}
-        done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr
+        run_program("-c", script, TRACKIO_DIR=str(tmp_path / "trackio"))
         with sqlite3.connect(tmp_path / "trackio" / "huggingface.db") as database:
             found = database.execute("SELECT messages, metadata FROM traces WHERE key = 'episodes'").fetchall()
             logged = [json.loads(text) for (text,) in database.execute("SELECT metrics FROM metrics")]

@@ -58,7 +58,6 @@ def test_names_of_earlier_versions():
 
 class TestSetAside:
     def test_resumed_run(self, tmp_path):
-        """Records from after the checkpoint are set aside, and written again."""
         config = {**CONFIG, "max_steps": 6, "log_completions": True, "audit_samples": 2}
         make_trainer(tmp_path, {**config, "save_strategy": "steps", "save_steps": 2}).train()
         before = {path: path.read_bytes() for path in tmp_path.rglob("*.parquet") if "checkpoint" not in str(path)}
@@ -87,7 +86,6 @@ class TestSetAside:
         assert (tmp_path / "completions" / "notes.parquet").exists()
 
     def test_records_since_the_last_log_are_in_the_checkpoint(self, tmp_path):
-        """Those of training, and not those of evaluations."""
         (tmp_path / "completions").mkdir()
         names = [completions_file(tmp_path, step, kind).name for step in (2, 3, 5) for kind in ("", "eval")]
         for name in names:

@@ -2,17 +2,15 @@
 
 import io
 import json
-import os
-import subprocess
 import sys
-from pathlib import Path
 from types import SimpleNamespace
 
 import pyarrow.parquet as pq
 import pytest
 from helpers.hub_server import HubServer
+from helpers.launch import run_program
 from helpers.report_utils import training_row, write_log
-from helpers.testing_utils import TASKS, make_trainer
+from helpers.testing_utils import TASKS, make_trained, make_trainer
 from huggingface_hub import ModelCard
 
 from trl_nlac.cli.end_summary import print_summary
@@ -20,21 +18,8 @@ from trl_nlac.environments.embedded import COMPACT_PROMPTS
 from trl_nlac.records import hub as hub_module
 
 
-def run(server: HubServer, script: str, home: Path) -> str:
-    """Run a script in a separate process, with the stand-in as its Hub."""
-    environment = {
-        **os.environ,
-        **server.variables(home),
-        "PYTHONPATH": os.pathsep.join(map(str, Path(__file__).parents[1:3])),
-    }
-    done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
-
-
 @pytest.fixture(scope="module")
 def hub(tmp_path_factory):
-    """A Hub after a run that pushed its model, checkpoints, episodes and replay buffer."""
     home = tmp_path_factory.mktemp("hub")
     with HubServer() as server:
         script = f"""
@@ -54,7 +39,7 @@ try:
 except ValueError as error:
     print(error)
 """
-        server.printed = run(server, script, home)
+        server.printed = run_program("-c", script, **server.variables(home))
         yield server
 
 
@@ -104,7 +89,6 @@ class TestPush:
 
 
 def test_agent_from_the_hub(hub, tmp_path):
-    """All roles are restored, with their prompts and options."""
     script = """
 import json
 from trl_nlac import NLACAgent
@@ -113,16 +97,14 @@ turn = agent.act([{"role": "user", "content": "situ 2"}])
 options = [agent.options.max_turns, agent.options.action_format, agent.options.temperature]
 print(json.dumps([turn.action, *options, agent.roles.prompts.critique]))
 """
-    action, *restored = json.loads(run(hub, script, tmp_path).splitlines()[-1])
+    action, *restored = json.loads(run_program("-c", script, **hub.variables(tmp_path)).splitlines()[-1])
     assert action.startswith("route ") and restored == [2, "text", 0.0, COMPACT_PROMPTS.critique]
 
 
 def test_evaluations_on_named_datasets(tmp_path, capsys):
-    """Each has its rows in the card and in the printed summary."""
     config = {"max_steps": 2, "max_turns": 2, "eval_strategy": "steps", "eval_steps": 1}
     datasets = {"easy": TASKS.select([0]), "very_hard": TASKS.select([1])}
-    trainer = make_trainer(tmp_path, config, eval_dataset=datasets)
-    trainer.train()
+    trainer = make_trained(tmp_path, config, eval_dataset=datasets)
     trainer.create_model_card()
     card = ModelCard.load(tmp_path / "README.md")
     assert [result.dataset_split for result in card.data.eval_results] == ["easy", "very_hard"]
@@ -134,7 +116,6 @@ def test_evaluations_on_named_datasets(tmp_path, capsys):
 
 
 def test_evaluations_in_which_nothing_was_played(tmp_path, capsys):
-    """The environment failed in every episode: there is no success rate, and no error."""
     trainer = make_trainer(tmp_path)
     trainer.state.log_history = [{"step": 1, "eval_environment/failure_rate": 1.0, "eval_environment/steps": 4}]
     trainer.create_model_card()
@@ -158,7 +139,6 @@ def test_card_of_a_local_run_without_evaluation(tmp_path):
 
 
 def test_the_card_links_the_trackers_as_trl_does(tmp_path, monkeypatch):
-    """Of the run under way; a tag of Trackio that the model had is of another run."""
     trainer = make_trainer(tmp_path)
     trainer.create_model_card(tags=["trackio:https://old.hf.space"])
     card = ModelCard.load(tmp_path / "README.md")

@@ -16,7 +16,6 @@ from trl_nlac.types import RunRefused
 
 
 def hold(folder: Path, sender: Connection) -> None:
-    """Hold the lock, with a child that outlives this process."""
     with locked(folder):
         child = subprocess.Popen(["sleep", "60"], close_fds=False)
         sender.send(child.pid)
@@ -80,7 +79,6 @@ def test_a_second_run_of_the_same_process(tmp_path):
 
 
 def test_a_link_is_refused_and_its_target_left_alone(tmp_path):
-    """A folder that others filled could name any file."""
     target = tmp_path / "mine"
     target.write_text("words")
     (tmp_path / "run").mkdir()
@@ -92,7 +90,6 @@ def test_a_link_is_refused_and_its_target_left_alone(tmp_path):
 
 
 def is_refused(folder: Path) -> bool:
-    """Whether another process cannot take the lock."""
     other = multiprocessing.get_context("spawn").Process(target=lock, args=(folder,))
     other.start()
     other.join()

@@ -38,7 +38,6 @@ def test_monitors_go_on_after_a_checkpoint(tmp_path):
 
 
 def test_metrics_that_were_not_logged_go_on_after_a_checkpoint(tmp_path):
-    """The first log of a resumed run has the mean of those before the checkpoint and after it."""
     records = make_trainer(tmp_path / "first", CONFIG).records
     resumed = make_trainer(tmp_path / "second", CONFIG).records
     records.metrics["critic/loss"].append(1.0)
@@ -91,7 +90,6 @@ class Doors:
 
 
 def test_calls_of_tools_are_counted_as_in_trl(tmp_path):
-    """Also several of one turn; what cannot be read is no call, and the final answer neither."""
     calls = [json.dumps({"name": "open", "arguments": {"number": number}}) for number in (1, 3)]
     roles = make_roles([*calls, "done"], action_format="tool_call")
     (episode,) = episodes = play([{}], Doors, roles)
@@ -114,7 +112,6 @@ def test_calls_of_tools_are_counted_as_in_trl(tmp_path):
 
 
 def test_functions_log_under_names_of_their_own(tmp_path):
-    """None that the documentation has, and none of the Trainer's log."""
     records = make_trainer(tmp_path, CONFIG).records
     for name in ("my/step", "critic_reward/format_rate", "judge/cost", "accuracy"):
         records.add_function_metric(name, 1.0)

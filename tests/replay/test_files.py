@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
 
-
 import tracemalloc
 from collections.abc import Callable
 
@@ -24,7 +23,6 @@ def overhead(function: Callable[[], None]) -> int:
 
 class TestFiles:
     def test_columns(self, tmp_path):
-        """The columns that users and other tools read."""
         replay = PrioritizedReplay(capacity=10)
         replay.add([make_episode(num_turns=2)])
         replay.update_priorities([1], [0.25])
@@ -37,7 +35,6 @@ class TestFiles:
         assert list(row) == [*stored, "priorities", "targets"]
 
     def test_saving_and_loading_stream(self, tmp_path, monkeypatch):
-        """Row groups have a maximum size, and saving and loading decode a few episodes at a time."""
         monkeypatch.setattr(files, "ROW_GROUP_TOKENS", 20_000)
         rng = np.random.default_rng(0)
         replay = PrioritizedReplay(capacity=3000)

@@ -11,7 +11,6 @@ from trl_nlac.types import Answer, Prompt, Sample
 
 
 def make_buffer(capacity: int = 6, num_episodes: int = 3) -> tuple[PrioritizedReplay, list[Sample]]:
-    """Make a buffer of episodes of two turns, and one sample of each transition."""
     replay = PrioritizedReplay(capacity)
     replay.add([make_episode(text=str(i)) for i in range(num_episodes)])
     drawn = {sample.transition_id: sample for sample in replay.sample(200)}
@@ -36,7 +35,6 @@ class TestKeptTargets:
         assert read.prompt.trunk is samples[3].transition.episode.token_ids  # stored once
 
     def test_a_target_that_could_not_be_read_is_kept_as_such(self, tmp_path):
-        """With its version, also in a saved buffer."""
         replay, samples = make_buffer()
         broken = replace(make_target(samples[3].transition), text="mumble", parsed=None)
         nothing = Answer(samples[2].transition.state_action, (), "", None)  # there was no question

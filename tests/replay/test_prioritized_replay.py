@@ -156,7 +156,6 @@ class TestPrioritizedReplay:
             replay.update_priorities([0], [float("nan")])
 
     def test_fill_refuses_what_does_not_fit(self):
-        """The buffer stays as it was."""
         replay = PrioritizedReplay(capacity=7)
         replay.fill([make_episode(text="kept"), make_episode(text="kept too")])
         replay.update_priorities([1, 3], [0.5, 7.0])
@@ -190,7 +189,6 @@ class TestStoredEpisodes:
         assert replay.sample(1)[0].transition.episode is samples[0].transition.episode
 
     def test_memory_is_less_than_the_token_ids(self):
-        """Measured as allocations of Python and numpy, for episodes without references."""
         rng = np.random.default_rng(0)
         replay = PrioritizedReplay(capacity=3000)
         tracemalloc.start()

@@ -15,7 +15,6 @@ from trl_nlac.replay.resharding import deal_episodes
 
 
 def save_ranks(folder: Path, world_size: int, seed: int, capacity: int = 300) -> list[Path]:
-    """Save buffers of several processes: some are full, and one is empty if there are three or more."""
     rng = np.random.default_rng(seed)
     folders = [folder / f"rank_{rank}" for rank in range(world_size)]
     for rank, path in enumerate(folders):
@@ -33,7 +32,6 @@ def save_ranks(folder: Path, world_size: int, seed: int, capacity: int = 300) ->
 
 
 def read(folder: Path) -> tuple[list[tuple[str, list[float], list[str | None]]], dict]:
-    """Read a saved buffer: the names, priorities and targets of its episodes, and its state."""
     episodes = read_episodes(folder / "episodes.parquet")
     content = [(stored.episode.task["name"], stored.priorities.tolist(), stored.targets) for stored in episodes]
     return content, json.loads((folder / "replay.json").read_text())
@@ -84,7 +82,6 @@ class TestResharding:
             PrioritizedReplay(100).load_share(folders, 0, 1)
 
     def test_no_id_is_used_twice(self, tmp_path):
-        """Records name an episode by its process and id."""
         folders = save_ranks(tmp_path, 2, seed=0, capacity=30)  # ids beyond the capacity
         ids = [read(folder)[1]["next_id"] for folder in folders]
         for rank in range(3):

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
 
-
 import numpy as np
 import pytest
 from helpers.replay_utils import assert_same_episode

@@ -35,7 +35,6 @@ class TestCharts:
         assert not [*learning_charts(log), *role_charts(log), *critic_charts(log), *time_charts(log)]
 
     def test_a_run_on_logs_alone_is_over_optimizer_steps(self, tmp_path):
-        """It takes no environment steps. Beside it, other runs are, too."""
         metrics = {"critic/loss": 0.5, "time/target": 1.0, "health/backup_fidelity": 0.9}
         rows = [training_row(step, **{**metrics, "environment/steps": 0}) for step in (2, 4)]
         rows.append({"step": 4, "eval_environment/steps": 0, "eval_episode/success_rate": 0.5})

@@ -66,10 +66,7 @@ class TestEpisodes:
         found = read_episodes(tmp_path)
         episode, other = found.shown
         assert episode["outcome"] == "unknown" and episode["step"] == 4 and episode["number"] == 5
-        assert [(turn["number"], turn["observation"]) for turn in episode["turns"]] == [
-            (0, "before 0"),
-            (2, "before 2"),
-        ]
+        assert [(t["number"], t["observation"]) for t in episode["turns"]] == [(0, "before 0"), (2, "before 2")]
         assert other["number"] == 6 and found.num_train == 2 and found.num_eval == 0
 
     def test_datasets_and_columns_of_rewards(self, tmp_path):

@@ -15,7 +15,6 @@ def highlights(run) -> dict:
 
 
 def test_the_first_success_of_all_is_on_the_page(tmp_path):
-    """Also of a long run, of which the page has a sample."""
     for step in range(100):
         rows = [make_row(10 * step + i, step, success=step >= 37, **{"return": 0.0}) for i in range(10)]
         rows[0].update(success=True, failure="step: it broke")  # proves nothing
@@ -68,7 +67,6 @@ def test_a_refinement_helped_if_an_episode_shows_it(tmp_path):
 
 
 def test_the_same_task_before_and_after(tmp_path):
-    """One that failed in the first evaluation and succeeded in the last, both on the page, and first on it."""
     for step in (0, 10, 20):
         rows = [make_row(i, step=step, success=step > 10 * i, prompt=f"task {i}", task=str(i)) for i in range(3)]
         write_episodes(tmp_path, rows, step, kind="eval")

@@ -1,14 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""The settings and warnings of a run: as it writes them, and as the report shows them."""
-
 import json
 import logging
 
 import pytest
 from helpers.records_utils import CONFIG
 from helpers.report_utils import Page, make_row, training_row, write_episodes, write_log
-from helpers.testing_utils import make_config, make_trainer
+from helpers.testing_utils import make_config, make_trained, make_trainer
 
 from trl_nlac.records.folder import SETTINGS, WARNINGS
 from trl_nlac.records.written_notes import MAX_WARNINGS, noted_warnings, write_settings
@@ -20,8 +18,7 @@ from trl_nlac.report.shown_notes import read_settings, read_warnings
 class TestSettings:
     def test_a_run_writes_its_options(self, tmp_path):
         secret = "hf_" + 20 * "x"
-        trainer = make_trainer(tmp_path, {**CONFIG, "max_steps": 2, "learning_rate": 0.125, "hub_token": secret})
-        trainer.train()
+        make_trained(tmp_path, {**CONFIG, "max_steps": 2, "learning_rate": 0.125, "hub_token": secret})
         settings = read_settings(tmp_path)
         assert settings.chosen["learning_rate"] == "0.125" and settings.chosen["max_turns"] == "2"
         assert settings.others["num_futures"] == "1" and "output_dir" not in {**settings.chosen, **settings.others}

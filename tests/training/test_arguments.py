@@ -6,7 +6,7 @@ import pyarrow as pa
 import pytest
 import torch
 from datasets import Dataset, IterableDataset
-from helpers.testing_utils import TASKS, make_config
+from helpers.testing_utils import TASKS, make_config, make_trainer
 from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer
 from transformers.integrations import HfDeepSpeedConfig, is_deepspeed_zero3_enabled
 
@@ -41,7 +41,6 @@ def make(tmp_path, **kwargs) -> NLACTrainer:
 
 @pytest.fixture
 def reward_model(tmp_path) -> str:
-    """A folder with a reward model, drawn at random."""
     folder = str(tmp_path / "reward-model")
     config = AutoConfig.from_pretrained(TINY_MODEL, num_labels=1)
     torch.manual_seed(0)
@@ -83,16 +82,8 @@ class TestPrompts:
                 assert episode.score == episode.task["worth"] + len(turn.action)
         assert any(episode.terminated for episode in episodes)
 
-    def test_text_prompts(self, tmp_path):
-        trainer = make(
-            tmp_path, reward_funcs=length, train_dataset=Dataset.from_dict({"prompt": ["win"], "worth": [1]})
-        )
-        trainer.train()
-        assert trainer.replay.episodes[0].opening == ({"role": "user", "content": "win"},)
-
     @pytest.mark.parametrize("prompt", ["win", [{"role": "user", "content": "win"}]], ids=["text", "messages"])
     def test_functions_get_text_where_prompts_are_text(self, tmp_path, prompt):
-        """As from TRL: a length would be that of a list otherwise. Reward models read both."""
         seen: list[tuple] = []
 
         def note(prompts, completions, **kwargs):
@@ -101,7 +92,9 @@ class TestPrompts:
 
         trainer = make(tmp_path, reward_funcs=note, train_dataset=Dataset.from_dict({"prompt": [prompt]}))
         trainer.train()
-        actions = {episode.turns[0].action for episode in trainer.replay.episodes if episode.turns[0].action}
+        episodes = trainer.replay.episodes
+        assert episodes[0].opening[-1] == {"role": "user", "content": "win"}
+        actions = {episode.turns[0].action for episode in episodes if episode.turns[0].action}
         if isinstance(prompt, str):
             assert seen[0][0] == "win" and {completion for _, completion in seen} >= actions
         else:
@@ -110,6 +103,8 @@ class TestPrompts:
     def test_what_is_missing_is_said(self, tmp_path):
         with pytest.raises(ValueError, match="Nothing gives rewards"):
             make(tmp_path, tools=[look])
+        with pytest.raises(ValueError, match=r"`reward_weights=\[0.5\]` weigh `reward_funcs`, and there are none"):
+            make_trainer(tmp_path, {"reward_weights": [0.5]})
         with pytest.raises(ValueError, match="with the column `prompt` and `reward_funcs`"):
             make(tmp_path, train_dataset=TASKS, reward_funcs=length)
 
@@ -131,7 +126,6 @@ def test_options_without_a_use_are_named(tmp_path, caplog):
 
 
 def test_an_optimizer_that_averages_by_itself_is_refused(tmp_path):
-    """It would be evaluated and saved with the weights at which it takes gradients."""
     with pytest.raises(ValueError, match="`optim='schedule_free_adamw'` takes gradients at other weights"):
         make(tmp_path, reward_funcs=length, args=make_config(tmp_path, optim="schedule_free_adamw"))
 

@@ -43,14 +43,7 @@ class TestCheckpoint:
         ],
     )
     def test_resumed_run_is_the_same_run(self, tmp_path, save_steps, options):
-        """Bit for bit, from between two iterations and from within one, with kept targets, too."""
-        config = {
-            "max_steps": 8,
-            "samples_per_iteration": 8,
-            "save_strategy": "steps",
-            "save_steps": save_steps,
-            **options,
-        }
+        config = dict(max_steps=8, samples_per_iteration=8, save_strategy="steps", save_steps=save_steps, **options)
         whole = make_trainer(tmp_path / "whole", config)
         before = weights(whole.model)
         whole.train()
@@ -71,8 +64,6 @@ class TestCheckpoint:
         assert kept == targets_of(resumed.replay) and any(kept) == bool(whole.args.target_max_age)
 
     def test_what_monitors_counted_and_the_replay_left_out(self, tmp_path, caplog):
-        """Counts go on. What was left out stays so, unless `max_prompt_length` has changed. A new rate is reported."""
-
         class Before(TrainerCallback):
             def on_step_end(self, args, state, control, **kwargs):
                 if state.global_step == 2:
@@ -148,7 +139,6 @@ class TestCheckpoint:
             assert len(replay.targets) == number
 
     def test_what_other_options_made_is_dropped(self, tmp_path, caplog):
-        """Micro-batches of the iteration under way, and targets where these are no longer written so."""
         config = {"max_steps": 3, "samples_per_iteration": 8, "save_strategy": "steps", "save_steps": 1}
         config |= {"policy_loss_type": "distill", "target_max_age": 9}
         make_trainer(tmp_path / "run", config).train()
@@ -234,7 +224,6 @@ class TestCheckpoint:
 
 
 def test_nodes_without_a_shared_disk_write_whole_weights(tmp_path, monkeypatch):
-    """Under DDP with `save_on_each_node=True`: the first process of the second node."""
     monkeypatch.setattr("torch.distributed.is_initialized", lambda: True)
     monkeypatch.setattr("torch.distributed.get_rank", lambda: 1)
     target, initial = TargetWeights(nn.Linear(2, 2)), InitialWeights(nn.Linear(2, 2))
@@ -297,8 +286,6 @@ def test_a_process_reads_its_part_of_saved_weights(tmp_path, monkeypatch, shape)
     first, size = (93, 80) if shape else (0, 1)
 
     class Shard:
-        """The range of one process of another number of them."""
-
         places = {"w": Place(torch.Size(shape), first, size, True)}
 
         def state_dict(self):

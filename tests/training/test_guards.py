@@ -14,6 +14,7 @@ from helpers.testing_utils import (
     RecordingTrainer,
     assert_same,
     make_tokenizer,
+    make_trained,
     make_trainer,
     weights,
 )
@@ -58,9 +59,7 @@ class Poison:
 @pytest.mark.parametrize("value", [torch.nan, torch.inf])
 @pytest.mark.parametrize("loss_type", ["sampled", "distill"])
 def test_the_rest_of_the_batch_is_trained_on(tmp_path, caplog, value, loss_type):
-    """The gradient is that of the batch without the example."""
-    trainer = make_trainer(tmp_path, {**CONFIG, "policy_loss_type": loss_type}, RecordingTrainer)
-    trainer.train()
+    trainer = make_trained(tmp_path, {**CONFIG, "policy_loss_type": loss_type}, RecordingTrainer)
     inputs = trainer.micro_batches[-1]
     row = int((inputs.loss_ids == 0).nonzero()[1, 0])
 
@@ -212,8 +211,6 @@ class TestGradients:
 class TestFailureRate:
     def test_a_broken_environment_stops_the_run_with_a_checkpoint(self, tmp_path):
         class Worse:
-            """Fails from the 41st episode on, at the second action."""
-
             episodes = 0
 
             def reset(self, start):
@@ -251,10 +248,8 @@ class TestFailureRate:
         assert len(resumed.replay.episodes) == 100 + 2 * 20
 
     def test_failures_are_counted_once(self, tmp_path):
-        """Also by a trainer that resumes its own run."""
         config = {"max_steps": 1, "episodes_per_iteration": 12, "save_strategy": "steps", "save_steps": 1}
-        trainer = make_trainer(tmp_path, config)
-        trainer.train()
+        trainer = make_trained(tmp_path, config)
         trainer.args.max_steps = 2
         trainer.train(resume_from_checkpoint=True)
         assert len(trainer.player.failures.failed) == 24
@@ -262,8 +257,7 @@ class TestFailureRate:
     def test_few_failures_do_not(self, tmp_path):
         tasks = Dataset.from_dict({"start": [4] * 28, "fails_at": [None, None, None, 3] * 7})
         config = {"max_steps": 4, "episodes_per_iteration": 28, "logging_steps": 1}
-        trainer = make_trainer(tmp_path, config, train_dataset=tasks, environment_factory=Countdown)
-        trainer.train()
+        trainer = make_trained(tmp_path, config, train_dataset=tasks, environment_factory=Countdown)
         logs = [entry for entry in trainer.state.log_history if "environment/failure_rate" in entry]
         assert [entry["environment/failure_rate"] for entry in logs] == [0.25] * 4
         assert torch.isfinite(torch.tensor([entry["loss"] for entry in logs])).all()
@@ -288,8 +282,6 @@ def test_stops_where_nothing_is_played(empty, stops):
 
 
 class TestIdle:
-    """Answers that are always cut off are never trained on."""
-
     CONFIG = {**CONFIG, "max_steps": 20, "max_completion_length": 2}
 
     @pytest.fixture(autouse=True)
@@ -314,18 +306,15 @@ class TestIdle:
         assert resumed.state.log_history[-2]["critic/num_examples"] > 0
 
     def test_one_loss_is_enough(self, tmp_path, caplog):
-        """A warning says once that the other one has no examples."""
         config = {"role_sampling": {"critic": {"max_tokens": 2}}, "max_completion_length": 96}
-        trainer = make_trainer(tmp_path, {**self.CONFIG, **config, "max_steps": 5})
-        trainer.train()
+        trainer = make_trained(tmp_path, {**self.CONFIG, **config, "max_steps": 5})
         assert caplog.text.count("The policy loss had no example in 3 consecutive iterations") == 1
         assert "The critic loss" not in caplog.text and trainer.idle.num_iterations == {"critic": 0, "policy": 5}
         logs = [entry for entry in trainer.state.log_history if "critic/num_examples" in entry]
         assert all(entry["critic/num_examples"] > 0 and not entry["policy/num_examples"] for entry in logs)
 
     def test_a_short_run_says_that_nothing_was_trained(self, tmp_path, caplog):
-        trainer = make_trainer(tmp_path, {**self.CONFIG, "max_steps": 1})
-        trainer.train()
+        trainer = make_trained(tmp_path, {**self.CONFIG, "max_steps": 1})
         assert "Nothing was trained: there was not one example. 100% of the answers" in caplog.text
         assert not trainer.idle.has_trained
 

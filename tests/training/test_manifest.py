@@ -12,7 +12,6 @@ from trl_nlac.types import RunRefused
 
 @pytest.fixture
 def checkpoint(tmp_path) -> Path:
-    """The third of three checkpoints, with files of two processes."""
     for step in (2, 4, 10):
         folder = tmp_path / f"checkpoint-{step}"
         for rank in range(2):
@@ -26,11 +25,7 @@ def checkpoint(tmp_path) -> Path:
 def test_what_it_holds(checkpoint):
     check_manifest(checkpoint)
     files = json.loads((checkpoint / MANIFEST).read_text())["files"]
-    assert files.keys() == {
-        "model.safetensors",
-        "nlac/rank_00000/state.json",
-        "nlac/rank_00001/state.json",
-    }
+    assert files.keys() == {"model.safetensors", "nlac/rank_00000/state.json", "nlac/rank_00001/state.json"}
     assert files["model.safetensors"]["size"] == 100 and len(files["model.safetensors"]["sha256"]) == 64
     (checkpoint / "notes.txt").write_text("mine")
     check_manifest(checkpoint)

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from accelerate import PartialState
-from helpers.testing_utils import assert_same, make_config, make_trainer, weights
+from helpers.testing_utils import assert_same, make_config, make_trained, make_trainer, weights
 from peft import (
     LoraConfig,
     PeftConfig,
@@ -43,17 +43,10 @@ from trl_nlac.types import Prompt, TrainingExample
 
 
 def test_small_updates_are_kept(tmp_path):
-    """With `bf16=True` the weights stay in float32: an update of 1e-5 is not rounded away, nor is their average."""
-    options = dict(
-        per_device_train_batch_size=8,
-        episodes_per_iteration=8,
-        logging_steps=1,
-        bf16=True,
-        learning_rate=1e-5,
-        lr_scheduler_type="constant",
-        target_update_rate=0.1,
-        max_steps=1,
-    )
+    options = {
+        **dict(per_device_train_batch_size=8, episodes_per_iteration=8, logging_steps=1, bf16=True),
+        **dict(learning_rate=1e-5, lr_scheduler_type="constant", target_update_rate=0.1, max_steps=1),
+    }
     trainer = make_trainer(tmp_path, options)
     before = {name: parameter.detach().clone() for name, parameter in trainer.model.named_parameters()}
     trainer.train()
@@ -108,7 +101,6 @@ def test_the_revision_is_that_of_a_model_loaded_by_name(tmp_path, monkeypatch, c
 
 
 def test_prompts_fit_into_the_context(tmp_path, caplog):
-    """The context of the embedded model is 512 tokens, for a prompt and its answer."""
     trainer = make_trainer(tmp_path, {"max_prompt_length": 6000, "max_completion_length": 32})
     assert trainer.args.max_prompt_length == trainer.roles.options.max_prompt_length == 480
     assert "`max_prompt_length=6000` with `max_completion_length=32` needs more" in caplog.text
@@ -126,8 +118,6 @@ def test_prompts_fit_into_the_context(tmp_path, caplog):
 
 @pytest.mark.parametrize("is_shared", [False, True])
 def test_prompts_fit_into_the_context_of_an_engine(tmp_path, monkeypatch, caplog, is_shared):
-    """That of vLLM can be shorter than the model's. Histories are cut to it, and every turn has an action."""
-
     class Talks(TextEnvironment):
         def reset(self):
             return "baku 2"
@@ -174,12 +164,10 @@ def test_lora(tmp_path, modules_to_save):
 
 
 def test_an_adapter_is_trained_on_by_its_folder(tmp_path):
-    """With the tokenizer beside it, and with the revision that a command line has by default."""
     tokenizer = AutoTokenizer.from_pretrained(TINY_MODEL)
     tokenizer.chat_template += "{# mine #}"
     peft_config = LoraConfig(r=4, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")
-    first = make_trainer(tmp_path / "first", peft_config=peft_config, processing_class=tokenizer)
-    first.train()
+    first = make_trained(tmp_path / "first", peft_config=peft_config, processing_class=tokenizer)
     first.save_model()
     trained = weights(first.model)
     options = {"model_init_kwargs": {"revision": ModelConfig().model_revision}}
@@ -200,7 +188,6 @@ def test_an_adapter_is_trained_on_by_its_folder(tmp_path):
 
 
 def test_quantized_base_model(tmp_path):
-    """QLoRA: a base model in four bits, adapters on top; without adapters it is refused."""
     bitsandbytes = pytest.importorskip("bitsandbytes")
     quantization_config = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4")
     peft_config = LoraConfig(r=4, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")
@@ -226,7 +213,6 @@ def test_quantized_base_model(tmp_path):
 
 
 def test_an_adapter_of_a_multimodal_model_is_found(tmp_path):
-    """On the class that the base model has when it is loaded by its own name."""
     sizes = {"hidden_size": 32, "intermediate_size": 32, "num_attention_heads": 2, "head_dim": 16, "vocab_size": 961}
     text = {**sizes, "num_hidden_layers": 1, "num_key_value_heads": 1, "layer_types": ["full_attention"]}
     vision = {"depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 2, "out_hidden_size": 32}
@@ -244,7 +230,6 @@ def test_an_adapter_of_a_multimodal_model_is_found(tmp_path):
 
 
 def test_an_adapter_of_another_name_is_refused(tmp_path):
-    """PEFT would save it where no resume looks for it."""
     adapter = LoraConfig(r=2, target_modules=["q_proj"], task_type="CAUSAL_LM")
     model = get_peft_model(AutoModelForCausalLM.from_pretrained(TINY_MODEL), adapter, adapter_name="mine")
     with pytest.raises(ValueError, match="active adapter of `model` is 'mine'.* Call it 'default'"):
@@ -276,7 +261,6 @@ def test_one_process_uses_one_of_several_gpus(tmp_path, caplog):
 
 
 def test_a_multimodal_model_is_saved_with_its_processor(tmp_path):
-    """It learns from text alone, can be trained on, and acts."""
     text, tokenizer = AutoConfig.from_pretrained(TINY_MODEL), AutoTokenizer.from_pretrained(TINY_MODEL)
     sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
     vision = CLIPVisionConfig(**sizes, image_size=28, patch_size=14)
@@ -299,7 +283,6 @@ def test_a_multimodal_model_is_saved_with_its_processor(tmp_path):
 
 
 def test_experts_are_balanced(tmp_path):
-    """With the coefficient of the configuration, as in TRL, and of several passes with the mean."""
     config = Qwen3MoeConfig(
         vocab_size=AutoConfig.from_pretrained(TINY_MODEL).vocab_size,
         hidden_size=16,
@@ -314,13 +297,12 @@ def test_experts_are_balanced(tmp_path):
         router_aux_loss_coef=0.5,
     )
     options = {"max_steps": 1, "max_turns": 1, "max_completion_length": 4, "logging_steps": 1, "learning_rate": 0.0}
-    trainer = make_trainer(
+    trainer = make_trained(
         tmp_path,
         options,
         model=Qwen3MoeForCausalLM(config),
         processing_class=AutoTokenizer.from_pretrained(TINY_MODEL),
     )
-    trainer.train()
     assert trainer.args.router_aux_loss_coef == 0.5 and trainer.state.log_history[0]["aux_loss"] >= 1
     examples = [TrainingExample("policy", Prompt.of([5, 6, 7]), (i, i + 1)) for i in range(9, 13)]
     trainer._taken.append(examples)

@@ -12,7 +12,6 @@ from trl_nlac.types import Prompt, TrainingExample
 
 
 def make_examples(seed: int) -> list[TrainingExample]:
-    """Examples of which some share a prefix."""
     rng = random.Random(seed)
     trunks = [[rng.randrange(9) for _ in range(60)] for _ in range(3)]
     return [
@@ -28,7 +27,6 @@ def make_examples(seed: int) -> list[TrainingExample]:
 @pytest.mark.parametrize("seed", range(20))
 @pytest.mark.parametrize("shares_prefixes", [False, True])
 def test_passes_are_full_and_even(seed, shares_prefixes):
-    """What counts are the tokens that the model reads."""
     examples, collate = make_examples(seed), NLACCollator(0, shares_prefixes)
 
     def sizes(limit: int) -> list[int]:
@@ -60,14 +58,9 @@ def test_a_longer_example_is_alone_and_named(caplog):
 
 @pytest.mark.parametrize("shares_prefixes", [False, True])
 def test_training_is_the_same_with_and_without(tmp_path, shares_prefixes):
-    """Also where the policy is taught by the refinement policy."""
     trained, numbers = [], []
     for limit in (None, 60):
-        options = {
-            "max_tokens_per_batch": limit,
-            "max_steps": 2,
-            "logging_steps": 1,
-        }
+        options = {"max_tokens_per_batch": limit, "max_steps": 2, "logging_steps": 1}
         options |= {"optim": "sgd", "temperature": 0.0, "policy_loss_type": "distill"}
         options |= {"gradient_accumulation_steps": 2, "learning_rate": 1e-2}
         trainer = make_trainer(tmp_path / str(limit), options, RecordingTrainer)

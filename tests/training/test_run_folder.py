@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 from datasets import Dataset
-from helpers.testing_utils import TASKS, Countdown, assert_same, make_trainer, weights
+from helpers.testing_utils import TASKS, Countdown, assert_same, make_trained, make_trainer, weights
 from peft import LoraConfig
-from transformers import TrainerCallback
+from transformers import AutoTokenizer, TrainerCallback
 from transformers.trainer_utils import get_last_checkpoint
 
 from trl_nlac.environments.embedded import COMPACT_PROMPTS, TINY_MODEL
@@ -36,10 +36,8 @@ ADAPTER = LoraConfig(r=2, target_modules=["q_proj"], task_type="CAUSAL_LM")
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory) -> Path:
-    """A run that has ended. Tests do not change it."""
     folder = tmp_path_factory.mktemp("finished") / "run"
-    trainer = make_trainer(folder, CONFIG)
-    trainer.train()
+    trainer = make_trained(folder, CONFIG)
     trainer.save_model()
     return folder
 
@@ -92,7 +90,6 @@ class TestSecondRun:
         assert (aside / "completions" / "completions_00001.parquet").exists()
 
     def test_overwriting_moves_everything_aside(self, finished, tmp_path):
-        """Checkpoints and the model, too; what is not of a run stays."""
         run = copied(finished, tmp_path / "run")
         (run / "notes.txt").write_text("mine")
         make_trainer(run, {**CONFIG, "max_steps": 1, "overwrite_output_dir": True}).train()
@@ -105,7 +102,6 @@ class TestSecondRun:
         assert steps == [1, 1]
 
     def test_the_folder_of_a_model(self, tmp_path):
-        """`save_model` would write over it."""
         model = copied(Path(TINY_MODEL), tmp_path / "model")
         before = contents(model)
         with pytest.raises(RunRefused, match=r"has a model already, see model.safetensors: .*overwrite_output_dir"):
@@ -113,7 +109,6 @@ class TestSecondRun:
         assert contents(model) == before
 
     def test_at_the_same_time(self, tmp_path):
-        """Another process trains there now; nothing of its folder changes, not even an unfinished checkpoint."""
         context = multiprocessing.get_context("fork")
         ready, end = context.Event(), context.Event()
         other = context.Process(target=hold, args=(tmp_path, ready, end))
@@ -136,10 +131,8 @@ def hold(folder: Path, ready, end) -> None:
 
 
 def test_an_evaluation_in_the_folder_of_another_run(tmp_path, caplog):
-    """It would write over that of the same step."""
     config = {**CONFIG, "max_steps": 1, "eval_on_start": True, "eval_strategy": "steps", "eval_steps": 1}
-    trainer = make_trainer(tmp_path, config, eval_dataset=TASKS.select([0, 1]))
-    trainer.train()
+    trainer = make_trained(tmp_path, config, eval_dataset=TASKS.select([0, 1]))
     before = contents(tmp_path)
     assert "eval_completions_00000.parquet" in {path.name for path in before}
     other = make_trainer(tmp_path, config, eval_dataset=TASKS.select([2]))
@@ -151,9 +144,7 @@ def test_an_evaluation_in_the_folder_of_another_run(tmp_path, caplog):
 
 
 def test_without_logs_episodes_are_written_down_all_the_same(tmp_path):
-    """And nothing piles up, in memory or in checkpoints."""
-    trainer = make_trainer(tmp_path, {**CONFIG, "logging_strategy": "no"})
-    trainer.train()
+    trainer = make_trained(tmp_path, {**CONFIG, "logging_strategy": "no"})
     found = sorted(path.name for path in (tmp_path / "completions").iterdir())
     assert found == [f"completions_0000{step}.parquet" for step in (0, 1, 2)]
     assert all(len(values) == 1 for values in trainer.records.metrics.values())  # those of the last step
@@ -161,7 +152,6 @@ def test_without_logs_episodes_are_written_down_all_the_same(tmp_path):
 
 
 def test_a_run_from_the_start_after_an_error(tmp_path):
-    """It does not go on with what the other one had begun."""
     trainer = make_trainer(tmp_path, {**CONFIG, "save_strategy": "no", "samples_per_iteration": 8})
     iterate, prepare, iterations = trainer._iteration, trainer._prepare_inputs, []
     trainer._iteration = lambda tasks: iterations.append(trainer.state.global_step) or iterate(tasks)
@@ -267,6 +257,12 @@ class TestResume:
             make_trainer(tmp_path, CONFIG).train(resume_from_checkpoint=True)
 
 
+def with_a_new_word():
+    tokenizer = AutoTokenizer.from_pretrained(TINY_MODEL)
+    tokenizer.add_tokens(["unheard-of"])
+    return tokenizer
+
+
 class TestForeignCheckpoint:
     @pytest.mark.parametrize(
         ("changes", "message"),
@@ -275,32 +271,24 @@ class TestForeignCheckpoint:
                 {"prompts": replace(COMPACT_PROMPTS, refine="Better: {action_format}")},
                 r"refine of the prompts \(changed\)",
             ),
-            ({"config": {"action_format": "react"}}, r"action_format of the options \('text', now 'react'\)"),
+            ({"action_format": "react"}, r"action_format of the options \('text', now 'react'\)"),
             (
                 {"environment_factory": Countdown, "train_dataset": Dataset.from_dict({"start": [2] * 8})},
                 r"name of the environment \('\w+', now 'Countdown'\)",
             ),
+            ({"optim": "adafactor"}, r"name of the optimizer \('adamw_torch\w*', now 'adafactor'\)"),
+            ({"peft_config": ADAPTER}, r"type of the adapter \('none', now 'LORA'\)"),
+            ({"processing_class": with_a_new_word()}, r"vocabulary of the tokenizer \(changed\)"),
         ],
+        ids=["prompts", "options", "environment", "optimizer", "adapter", "vocabulary"],
     )
     def test_is_refused(self, finished, tmp_path, changes, message):
-        changes = dict(changes)
-        config = {**CONFIG, **changes.pop("config", {})}
+        options = {name: value for name, value in changes.items() if name in ("action_format", "optim")}
+        others = {name: value for name, value in changes.items() if name not in options}
+        trainer = make_trainer(tmp_path, {**CONFIG, **options}, **others)
         with pytest.raises(RunRefused, match=rf"checkpoint-2 is of another run.*state.json: .*{message}.*new run"):
-            make_trainer(tmp_path, config, **changes).train(resume_from_checkpoint=str(finished / "checkpoint-2"))
-
-    @pytest.mark.parametrize(
-        ("changes", "message"),
-        [
-            ({"config": {"optim": "adafactor"}}, r"name of the optimizer \('adamw_torch\w*', now 'adafactor'\)"),
-            ({"peft_config": ADAPTER}, r"type of the adapter \('none', now 'LORA'\)"),
-        ],
-    )
-    def test_another_optimizer_or_adapter(self, finished, tmp_path, changes, message):
-        changes = dict(changes)
-        config = {**CONFIG, "max_steps": 4, **changes.pop("config", {})}
-        run = copied(finished, tmp_path / "run")
-        with pytest.raises(RunRefused, match=message):
-            make_trainer(run, config, **changes).train(resume_from_checkpoint=True)
+            trainer.train(resume_from_checkpoint=str(finished / "checkpoint-2"))
+        assert not (tmp_path / "training_log.jsonl").exists()
 
     def test_an_adapter_of_another_rank_or_scale(self, tmp_path):
         make_trainer(tmp_path, {**CONFIG, "max_steps": 1}, peft_config=ADAPTER).train()
@@ -338,12 +326,3 @@ class TestForeignCheckpoint:
     def test_no_folder(self, tmp_path):
         with pytest.raises(FileNotFoundError, match="There is no checkpoint nowhere: no such folder"):
             make_trainer(tmp_path, CONFIG).train(resume_from_checkpoint="nowhere")
-
-    def test_another_vocabulary(self, finished, tmp_path):
-        trainer = make_trainer(tmp_path, CONFIG)
-        tokenizer = trainer.processing_class
-        tokenizer.add_tokens(["unheard-of"])
-        trainer = make_trainer(tmp_path, CONFIG, processing_class=tokenizer)
-        with pytest.raises(RunRefused, match=r"vocabulary of the tokenizer \(changed\)"):
-            trainer.train(resume_from_checkpoint=str(finished / "checkpoint-2"))
-        assert not (tmp_path / "training_log.jsonl").exists()

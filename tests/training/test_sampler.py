@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
 
-
 import pytest
 from accelerate import skip_first_batches
 from accelerate.data_loader import prepare_data_loader

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from datasets import Dataset
-from helpers.testing_utils import TASKS, assert_same, make_trainer, weights
+from helpers.testing_utils import TASKS, assert_same, make_trained, make_trainer, weights
 from transformers import AutoModelForCausalLM, AutoTokenizer, EarlyStoppingCallback, TrainerCallback
 
 from trl_nlac import NLACPrompts, NLACTrainer
@@ -18,8 +18,6 @@ EVERY_STEP = {"eval_strategy": "steps", "eval_steps": 1, "save_strategy": "steps
 
 
 class Outage(TrainerCallback):
-    """Takes environments down after step 2, for its evaluation."""
-
     def __init__(self, environment_class: type):
         self.environment_class = environment_class
 
@@ -32,8 +30,7 @@ class Outage(TrainerCallback):
 
 class TestSaving:
     def test_saved_model_is_complete(self, tmp_path):
-        trainer = make_trainer(tmp_path)
-        trainer.train()
+        trainer = make_trained(tmp_path)
         trainer.save_model()
         loaded = AutoModelForCausalLM.from_pretrained(tmp_path)
         assert_same(weights(loaded), weights(trainer.model))
@@ -69,10 +66,8 @@ class TestSaving:
         assert trainer.state.global_step == 2 and "scaler.pt" in caplog.text and "fp16=False" in caplog.text
 
     def test_the_best_checkpoint_is_by_success(self, tmp_path):
-        """Unless a metric is named. With several datasets one has to be."""
         config = {**EVERY_STEP, "max_steps": 2, "max_turns": 2, "load_best_model_at_end": True}
-        trainer = make_trainer(tmp_path, config, eval_dataset=TASKS.select([0]))
-        trainer.train()
+        trainer = make_trained(tmp_path, config, eval_dataset=TASKS.select([0]))
         metric = "eval_episode/success_rate"
         rates = [log[metric] for log in trainer.state.log_history if metric in log]
         assert trainer.state.best_metric == max(rates) and trainer.state.best_model_checkpoint
@@ -85,8 +80,6 @@ class TestSaving:
                 make_trainer(tmp_path / "loss", {**config, "metric_for_best_model": loss}, eval_dataset=several)
 
     def test_an_outage_costs_no_patience(self, tmp_path, caplog):
-        """What is not compared is no evaluation without an improvement."""
-
         class Desk:
             is_down, resets = False, 0
 
@@ -100,7 +93,7 @@ class TestSaving:
                 return StepResult("Done.", reward=float(not Desk.is_down), terminated=True)
 
         tasks = Dataset.from_dict({"customer": list(range(4))})
-        trainer = make_trainer(
+        trainer = make_trained(
             tmp_path,
             {**EVERY_STEP, "max_steps": 5, "load_best_model_at_end": True},
             train_dataset=tasks,
@@ -108,14 +101,12 @@ class TestSaving:
             environment_factory=Desk,
             callbacks=[Outage(Desk), EarlyStoppingCallback(early_stopping_patience=2)],
         )
-        trainer.train()
         rates = [log["eval_episode/success_rate"] for log in trainer.state.log_history if "eval_episode/length" in log]
         assert rates == [1.0, 0.0, 1.0, 1.0] and trainer.state.global_step == 4  # two without an improvement
 
     def test_only_the_run_s_own_folder_is_uploaded(self, tmp_path, monkeypatch):
         """Not that of the target weights: an upload would save them over the policy."""
-        trainer = make_trainer(tmp_path / "run", {"max_steps": 1})
-        trainer.train()
+        trainer = make_trained(tmp_path / "run", {"max_steps": 1})
         uploads: list[str] = []
         monkeypatch.setattr(trainer, "push_to_hub", lambda **kwargs: uploads.append(kwargs["commit_message"]))
         trainer.args.push_to_hub = True
@@ -127,7 +118,6 @@ class TestSaving:
         assert uploads == ["Model save", "Model save"]
 
     def test_a_history_keeps_the_evaluation_before_training(self, tmp_path):
-        """Of which the model card tells, as the log of the run does."""
         trainer = make_trainer(tmp_path, {"max_steps": 1}, eval_dataset=TASKS.select([0]))
         trainer.evaluate()
         trainer.create_model_card()
@@ -142,8 +132,6 @@ class TestSaving:
 
     @pytest.mark.parametrize("failing", ["reset", "step"])
     def test_an_evaluation_in_which_environments_fail(self, tmp_path, caplog, failing):
-        """It is no best one, also where the metric cannot be known, and the run goes on."""
-
         class Desk:
             is_down = False
 
@@ -163,7 +151,7 @@ class TestSaving:
         config |= {"lr_scheduler_type": "reduce_lr_on_plateau"}
         config |= {"metric_for_best_model": "episode/length", "greater_is_better": False}
         tasks = Dataset.from_dict({"customer": list(range(4))})
-        trainer = make_trainer(
+        trainer = make_trained(
             tmp_path,
             config,
             train_dataset=tasks,
@@ -171,13 +159,10 @@ class TestSaving:
             environment_factory=Desk,
             callbacks=[Outage(Desk)],
         )
-        trainer.train()
         assert trainer.state.global_step == 3 and trainer.state.best_global_step == 1
         assert "at step 2 is not compared with others: the environment failed in 100% of its" in caplog.text
 
     def test_a_wrong_clock(self, tmp_path):
-        """The checkpoint of the first steps is deleted, not that of an earlier time."""
-
         class Ahead(TrainerCallback):
             def on_save(self, args, state, control, **kwargs):
                 if state.global_step == 1:
@@ -188,7 +173,6 @@ class TestSaving:
         assert [path.name for path in tmp_path.glob("checkpoint-*")] == ["checkpoint-3"]
 
     def test_the_best_checkpoint_of_a_moved_run(self, tmp_path):
-        """It is kept, and loaded at the end, where it is now."""
         config = {
             **{
                 "max_steps": 2,

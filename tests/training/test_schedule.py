@@ -1,9 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""
-The schedule backs up: a success at the end of an episode reaches its first step. A chain of states with a tabular
-critic, which nothing generalises, learns by the package's own replay buffer, rule for kept targets and average.
-"""
+"""The schedule backs up: a success at the end of an episode reaches its first step."""
 
 from functools import partial
 from pathlib import Path
@@ -27,14 +24,11 @@ PROCESSES = {"lora_1gpu": 1, "thrifty": 1, "zero3_vllm_8gpu": 8, "zero3_server_1
 
 
 class Critic(nn.Module):
-    """The value of each state, at first none."""
-
     def __init__(self, turns: int):
         super().__init__()
         self.values = nn.Parameter(torch.zeros(turns))
 
     def write(self, transitions):
-        """Bellman targets: the success where the task ended, otherwise the value of the next state."""
         values = [1.0 if t.terminated else self.values[t.index + 1].item() for t in transitions]
         return [make_target(t, str(value)) for t, value in zip(transitions, values, strict=True)]
 
@@ -72,7 +66,6 @@ def first_success(args: NLACConfig, turns: int, num_iterations: int) -> int | No
 
 
 def test_the_default(tmp_path):
-    """As the README's example: episodes of up to 20 turns, for 300 iterations."""
     args = NLACConfig(str(tmp_path), use_cpu=True, bf16=False)
     since = first_success(args, args.max_turns, num_iterations=300)
     assert since is not None and since < 150

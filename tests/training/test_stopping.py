@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Real processes that get real signals."""
-
 import json
 import os
 import shlex
@@ -46,8 +44,6 @@ OPTIONS = tiny_options(
 
 
 class Runs:
-    """Starts runs, one at a time."""
-
     def __init__(self):
         tests = SCRIPT.parent.parent
         path = os.pathsep.join([str(tests), str(tests.parent)])
@@ -60,7 +56,6 @@ class Runs:
         )
 
     def start(self, folder: Path, **job) -> list[int]:
-        """Start a run and return its processes."""
         self.server.stdin.write(json.dumps({"folder": str(folder), **job}) + "\n")
         self.server.stdin.flush()
         return json.loads(self.server.stdout.readline())
@@ -70,7 +65,6 @@ class Runs:
         return self.start(folder, words=["train", *words])
 
     def end(self) -> list[int]:
-        """Wait for the run to end and return its exit codes."""
         return json.loads(self.server.stdout.readline())
 
 
@@ -97,7 +91,6 @@ def assert_no_process_is_left(folder: Path) -> None:
 
 @contextmanager
 def held(folder: Path) -> Iterator[None]:
-    """Hold a run in its second rollout."""
     folder.mkdir()
     (folder / "gate").touch()
     yield
@@ -168,7 +161,6 @@ def test_a_script_ends_with_a_keyboard_interrupt(runs, tmp_path):
 
 
 def test_processes_stop_at_the_same_step(runs, tmp_path):
-    """Only one of them gets the signal."""
     run = tmp_path / "run"
     with held(run), socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -184,8 +176,6 @@ def test_processes_stop_at_the_same_step(runs, tmp_path):
 
 @pytest.mark.parametrize(("save_only_model", "follows"), [(False, "goes on"), (True, "save_only_model=True")])
 def test_a_signal_in_the_last_step(tmp_path, caplog, save_only_model, follows):
-    """It is obeyed, too, and what is said of the checkpoint is true."""
-
     class Signalling(TrainerCallback):
         def on_step_end(self, args, state, control, **kwargs):
             if state.global_step == 2:

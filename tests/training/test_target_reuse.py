@@ -4,7 +4,7 @@ import json
 
 import pytest
 from helpers.method_utils import CRITIQUE, asked, make_transitions
-from helpers.testing_utils import make_roles, make_trainer, targets_of
+from helpers.testing_utils import make_roles, make_trained, make_trainer, targets_of
 from torch import nn
 
 from trl_nlac import PrioritizedReplay, TargetWeights
@@ -14,7 +14,6 @@ from trl_nlac.types import Sample
 
 
 def make_samples(roles) -> list[Sample]:
-    """Make samples of a step that continues the task, of the same again, and of one that ends it."""
     first, last = make_transitions(roles)
     return [Sample(first, 0, 1.0), Sample(first, 0, 1.0), Sample(last, 1, 1.0)]
 
@@ -28,7 +27,6 @@ class Backups:
         self.kept = PrioritizedReplay(2).targets
 
     def ask(self, version: int, lifetime: int = 0) -> list[int]:
-        """Return the number of questions to the successor and to the backup."""
         before = len(asked(self.roles))
         reuse = TargetReuse(self.samples, self.kept, version, lifetime)
         self.targets, self.versions = reuse.complete(bellman_targets(self.roles, reuse.due, "implicit"))
@@ -41,7 +39,6 @@ class Backups:
 
 class TestTargetReuse:
     def test_every_draw_has_a_new_target(self):
-        """As in the paper, where they are sampled."""
         sampled = Backups(role_sampling={"backup": {"temperature": 1.0}})
         assert [sampled.ask(version=0), sampled.ask(version=0), sampled.ask(version=1)] == [[2, 3]] * 3
         assert len(sampled.kept) == 0 and sampled.versions == [1] * 3
@@ -74,7 +71,6 @@ class TestTargetReuse:
         assert backups.ask(version=11, lifetime=1) == [0, 0]
 
     def test_targets_that_failed_are_not_asked_again_within_their_lifetime(self):
-        """They are kept with their version, as none."""
         backups = Backups("mumble", max_format_retries=0)
         assert backups.ask(version=4, lifetime=5) == [1, 2]
         assert backups.ask(version=8, lifetime=5) == [0, 0] and backups.versions == [4] * 3
@@ -82,7 +78,6 @@ class TestTargetReuse:
         assert backups.ask(version=9, lifetime=5) == [1, 2] and backups.versions == [9] * 3
 
     def test_transitions_without_a_question_are_not_asked_again_either(self):
-        """Their future could not be read, so that the backup was not asked."""
         backups = Backups("", max_format_retries=0)
         assert backups.ask(version=0, lifetime=5) == [1, 1]  # the last step bootstraps nothing
         assert backups.ask(version=4, lifetime=5) == [0, 0] and len(backups.kept) == 2
@@ -106,10 +101,8 @@ def test_how_old_the_weights_are_that_wrote_targets():
 
 class TestTrainer:
     def test_targets_stay_until_they_are_too_old(self, tmp_path):
-        """No target in use is older than the option says, and few are written."""
         config = {"target_max_age": 4, "max_steps": 8, "logging_steps": 1, "replay_buffer_size": 16}
-        trainer = make_trainer(tmp_path, config)
-        trainer.train()
+        trainer = make_trained(tmp_path, config)
         logs = [log for log in trainer.state.log_history if "target/reused_rate" in log]
         assert any(log["target/reused_rate"] > 0.2 for log in logs)
         kept = [json.loads(target)["version"] for target in targets_of(trainer.replay) if target is not None]

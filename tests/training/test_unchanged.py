@@ -3,7 +3,7 @@
 import pytest
 import torch
 from accelerate import PartialState
-from helpers.testing_utils import make_trainer
+from helpers.testing_utils import make_trained
 from torch import nn
 from transformers import TrainerState
 
@@ -14,7 +14,6 @@ WARNING = "Over 10 optimizer steps"
 
 
 def train(rates: list[float], dtype: torch.dtype = torch.float32, is_trained: bool = True) -> bool:
-    """Train a small model with AdamW at these learning rates; returns whether the callback warned."""
     PartialState(cpu=True)
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 64))
@@ -45,8 +44,7 @@ def train(rates: list[float], dtype: torch.dtype = torch.float32, is_trained: bo
 )
 def test_the_cause_is_named(tmp_path, caplog, config, cause):
     settings = {"max_steps": 12, "logging_steps": 1, "max_turns": 1, "per_device_train_batch_size": 1}
-    trainer = make_trainer(tmp_path, {**settings, "lr_scheduler_type": "constant", **config})
-    trainer.train()
+    make_trained(tmp_path, {**settings, "lr_scheduler_type": "constant", **config})
     assert (WARNING in caplog.text) == (cause is not None)
     if cause is not None:
         assert cause in caplog.text

@@ -39,7 +39,7 @@ class TrainingOptions:
             Number of transitions trained on in each iteration, over all processes. Must be divisible by the global
             batch size. If `None`, the smallest such number that is at least eight batches, and eight for each step of
             `episodes_per_iteration` episodes of `max_turns` (of one episode for each process, if that is `None`, too);
-            while the buffer has less than an eighth of that, eight of each transition, which are trained on more often.
+            while the buffer has less than an eighth of that, eight of each transition, trained on more often.
         num_updates_per_generation (`int`, *optional*, defaults to `3`):
             Number of gradient steps on each transition of an iteration, with the same target and refined action: the
             steps of the iteration are taken again, in their order, and set priorities again. `num_iterations` of

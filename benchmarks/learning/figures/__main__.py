@@ -52,7 +52,7 @@ def main():
         return
     tables = Tables(read_cells("learning"), read_cells("real_learning"), read_cells("relay"))
     if args.all:
-        print(tables.price(), tables.appendix(), sep="\n\n")
+        print(tables.appendix())
         return
     for page, names in PAGES.items():
         for name in names:

@@ -78,8 +78,7 @@ def verdict_accuracy(point: dict) -> float | None:
 
 def mean_curve(cells: list[dict]) -> dict[str, list[float]]:
     """
-    Return the mean success over seeds, with its interval, at evenly spaced environment steps: as many as the longest
-    run has evaluations. A seed that has ended keeps its last value.
+    Return the mean success at as many even steps as there are evaluations. A seed that has ended keeps its value.
     """
     last = max(spent(cell, "environment_steps") for cell in cells)
     grid = np.linspace(0, last, max(len(cell["points"]) for cell in cells))

@@ -17,9 +17,7 @@ from benchmarks.learning.tasks import OUTSIDE_THE_TABLE, TASKS
 
 matplotlib.use("Agg")
 matplotlib.rcParams.update({"font.size": 10, "svg.hashsalt": "learning", "legend.frameon": False})
-matplotlib.rcParams.update(
-    {"axes.grid": True, "grid.alpha": 0.3, "axes.spines.top": False, "axes.spines.right": False}
-)
+matplotlib.rcParams.update({"axes.grid": 1, "grid.alpha": 0.3, "axes.spines.top": False, "axes.spines.right": False})
 
 # Okabe and Ito's palette, which is safe for colour-blind readers.
 STYLES = {
@@ -34,10 +32,7 @@ STYLES = {
 
 
 def plot(tables: Tables, path: Path) -> None:
-    """
-    Plot success against environment steps, a panel for each task: means with 95 % intervals; axes are linear up to the
-    first evaluation and logarithmic after it. The dotted line is an oracle.
-    """
+    """Plot success against environment steps, a panel for each task, with 95 % intervals; dotted is an oracle."""
     found = {run[1] for run in tables.runs if run[0] == "table"}
     tasks = [task for task in (*TASKS, *OUTSIDE_THE_TABLE) if task in found]
     columns = min(3, len(tasks))

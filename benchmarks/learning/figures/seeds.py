@@ -16,15 +16,7 @@ LEAST_SEEDS = 3  # with two, an interval by Student's t excludes hardly anything
 
 def over_seeds(values: dict[str, float | None]) -> dict | None:
     """
-    Average the values of seeds.
-
-    Args:
-        values (`dict[str, float | None]`):
-            By seed; `None` where the value was not measured.
-
-    Returns:
-        `dict`: `mean`; its 95 % interval `low` to `high` by Student's t, `None` for a single seed; `worst`, the
-        smallest value; and `seeds`, the values. `None` if nothing was measured.
+    Average what was measured: `mean`, its 95 % interval `low` to `high` (`None` for one seed), `worst`, and `seeds`.
     """
     values = {seed: round(value, 4) for seed, value in values.items() if value is not None}
     if not values:
@@ -48,13 +40,7 @@ def difference(method: dict | None, plain: dict | None) -> dict | None:
 
 
 def holm(differences: dict[Hashable, dict | None]) -> dict[Hashable, float]:
-    """
-    Return the p-values of differences, paired by seed, by Student's t, and corrected by Holm for their number.
-
-    Args:
-        differences (`dict[Hashable, dict | None]`):
-            By any name, from [`difference`]. Those of fewer than `LEAST_SEEDS` seeds are left out.
-    """
+    """Return p-values of paired differences by Student's t, corrected by Holm, without those of too few seeds."""
     seeds = {name: list(of["seeds"].values()) for name, of in differences.items() if of}
     seeds = {name: values for name, values in seeds.items() if len(values) >= LEAST_SEEDS}
     # Seeds that agree to the last digit have no spread to test by.

@@ -32,7 +32,6 @@ TOKENS = ("generated_tokens", "prefilled_tokens", "trained_tokens")
 RIVALS = ("hindsight", SELF_DISTILLATION, "rft", "grpo", "scalar")
 PLAIN = "nlac_plain"  # NLAC with half of the steps, as its ablations
 FRUGAL = "nlac_frugal"
-CHEAP = ("nlac_keeps_targets", "nlac_kept_three_updates", "nlac_kept_four_updates")  # the first is the default
 LEVEL = 0.8  # of the oracle's success
 # Sets of the appendix, with their titles; those of the search are one.
 SETS = {
@@ -90,15 +89,7 @@ def mean_cost(cells: list[dict], cost: str) -> float | None:
 
 class Tables:
     """
-    All tables of the learning benchmark.
-
-    Args:
-        cells (`list[dict]`):
-            Its cells.
-        real (`list[dict]`, *optional*):
-            Cells of the pretrained model.
-        relay (`list[dict]`, *optional*):
-            Cells of the relay houses.
+    All tables of the learning benchmark, from its cells, those of the pretrained model and those of the relay houses.
     """
 
     def __init__(self, cells: list[dict], real: Sequence[dict] = (), relay: Sequence[dict] = ()):
@@ -211,9 +202,7 @@ class Tables:
 
         def share(task: str, method: str, *sets: str, at: float | None = None) -> str:
             cells = self.of(task, method, *sets)
-            values = [
-                final_success(cell) if at is None else success_at(cell, "environment_steps", at) for cell in cells
-            ]
+            values = [final_success(c) if at is None else success_at(c, "environment_steps", at) for c in cells]
             return f"{mean(values):.2f}" if values else "–"
 
         rows = []
@@ -265,24 +254,6 @@ class Tables:
                 parts = [f"{min(ours):.2f} of {len(ours)} runs", f"{max(theirs):.2f} of {len(theirs)}"]
                 rows.append([task_label(task), label(method), *parts, f"{permutation_p(ours, theirs):.4f}"])
         return reporting.table(["task", "method", "NLAC's lowest", "its highest", "permutation p"], rows)
-
-    def price(self) -> str:
-        """Format the tokens of an environment step."""
-        rows = []
-        for task in (*TASKS, GUESS_THE_NUMBER):
-            for method in ("nlac", *CHEAP, *RIVALS):
-                sets = ("table", "baselines", "savings", "sharpening", "again", "counted", "game")
-                counted = [self.of(task, method, kind) for kind in sets]
-                cells = next((of for of in counted if of and mean_cost(of, "trained_tokens") is not None), None)
-                if cells:
-                    steps = mean_cost(cells, "environment_steps")
-                    written, read, trained = (mean_cost(cells, kind) / steps for kind in TOKENS)
-                    new, replay = read - cached(cells) / steps, draws(cells)
-                    parts = ["–" if replay is None else f"{replay:.1f}"]
-                    parts += map(number, (written, read, new, trained, written + new + 3 * trained))
-                    rows.append([task_label(task), label(method), *parts])
-        names = ["task", "method", "draws", "generated", "read", "of these not cached", "trained"]
-        return reporting.table([*names, "generated + not cached + 3 x trained"], rows)
 
     def critic(self) -> str:
         """Format how right the critic of NLAC is before, halfway and after training."""
@@ -351,9 +322,7 @@ class Tables:
             if "critic" in cells[0]:
                 said = [mean(c["critic"]["floor_2"][kind]["targets"] for c in cells) for kind in ("right", "wrong")]
                 yes = " / ".join(f"{share:.2f}" for share in said)
-            costs = [
-                mean(c["costs"][f"{kind}_tokens"] for c in cells) for kind in ("generated", "prefilled", "trained")
-            ]
+            costs = [mean(c["costs"][kind] for c in cells) for kind in TOKENS]
             rows.append([*row, yes, *map(number, costs)])
         shown = [floor.replace("_", " ") for floor in floors]
         names = ["from", "method", "houses", *shown]
@@ -365,8 +334,3 @@ class Tables:
         """Format every set of cells."""
         kinds = [kind for kind in SETS if any(run[0].split("/")[0] == kind for run in self.runs)]
         return "\n\n".join(f"### {SETS[kind]}\n\nSet: {kind}\n\n{self.of_set(kind)}" for kind in kinds)
-
-
-def cached(cells: list[dict]) -> float:
-    """Return the mean number of prompt tokens that were read from a cache."""
-    return mean(sum(n for name, n in c.get("tokens", {}).items() if name.startswith("cached/")) for c in cells)

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
 
-
 """The base model in the learning benchmark, without training."""
 
 from accelerate import Accelerator

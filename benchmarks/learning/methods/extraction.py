@@ -25,10 +25,7 @@ class BlindTrainer(NLACTrainer):
 
 
 class StoredActionsTrainer(NLACTrainer):
-    """
-    NLAC that refines the stored action of each transition in place of a fresh one, with its Bellman target, which has
-    seen the next observation, as the critique: two generations less.
-    """
+    """NLAC that refines stored actions with their Bellman targets as critiques: two generations less."""
 
     def _attempt(self, transitions):
         return []

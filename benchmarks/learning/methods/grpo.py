@@ -1,12 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 
-
 """
 The GRPO baseline (https://huggingface.co/papers/2402.03300): TRL's trainer on whole episodes, played as NLAC plays
-them.
-
-An episode is one completion. Its prompt is the first state, its tokens are the actions and, masked, the observations
-between them. Its reward is the return of the episode.
+them. An episode is one completion: its prompt is the first state, its tokens are the actions and, masked, the
+observations between them, and its reward is the return of the episode.
 """
 
 import json
@@ -17,13 +14,7 @@ from datasets import Dataset
 from trl import GRPOConfig, GRPOTrainer
 
 from benchmarks.learning.methods.rehearsal import Rehearsal
-from benchmarks.learning.playing import (
-    LearningCurve,
-    Player,
-    max_gradient_steps,
-    train_until_spent,
-    trainer_arguments,
-)
+from benchmarks.learning.playing import LearningCurve, Player, max_gradient_steps, train_until_spent, trainer_arguments
 from benchmarks.learning.tasks import LearningTask
 from trl_nlac import NLACConfig
 from trl_nlac.method.batches import NLACCollator
@@ -47,35 +38,10 @@ def train(
     **options,
 ) -> LearningCurve:
     """
-    Train with [`~trl.GRPOTrainer`] until the budget of environment steps is spent.
-
-    Args:
-        task ([`LearningTask`]):
-            The task.
-        acting ([`NLACConfig`]):
-            How to sample, the output folder, the device and the precision.
-        budget (`int`):
-            Environment steps to spend.
-        interval (`int`):
-            Environment steps between two evaluations.
-        learning_rate (`float`, *optional*, defaults to `1e-3`):
-            Learning rate of AdamW.
-        num_generations (`int`, *optional*, defaults to `8`):
-            Number of episodes in a group. They have the same row, and their rewards are compared.
-        episodes_per_iteration (`int`, *optional*, defaults to `32`):
-            Episodes of a batch, over all its groups. Must be divisible by `num_generations`.
-        updates_per_iteration (`int`, *optional*, defaults to `4`):
-            Gradient steps on each batch. Each step uses all of its episodes.
-        micro_batch_size (`int`, *optional*):
-            Episodes of a forward pass. If `None`, the whole batch.
-        beta (`float`, *optional*, defaults to `0.0`):
-            Coefficient of the Kullback-Leibler divergence from the base model.
-        rehearsal_ratio (`float`, *optional*, defaults to `0.5`):
-            Rehearsal samples of each gradient step, relative to the episodes.
-        rehearsal_coef (`float`, *optional*, defaults to `0.5`):
-            Coefficient of the mean negative log-likelihood of the rehearsal samples. In NLAC it is the ratio.
-        **options:
-            Further arguments of [`~trl.GRPOConfig`], such as `loss_type` or `scale_rewards`.
+    Train with [`~trl.GRPOTrainer`] until the budget of environment steps is spent. The episodes of a group
+    (`num_generations`) have the same row, and their rewards are compared. Each gradient step uses all episodes of a
+    batch. `beta` weighs the divergence from the base model, `rehearsal_coef` the loss of the rehearsal samples, where
+    NLAC has the ratio alone. `options` are further ones of [`~trl.GRPOConfig`].
     """
     size = micro_batch_size or episodes_per_iteration
     if not acting.keep_history:
@@ -97,24 +63,7 @@ def train(
 
 
 class EpisodeGRPOTrainer(GRPOTrainer):
-    """
-    GRPO on the episodes of a task, with rehearsal.
-
-    Args:
-        task ([`LearningTask`]):
-            The task. Its rows are passed as prompts, in JSON.
-        acting ([`NLACConfig`]):
-            How to sample.
-        args ([`~trl.GRPOConfig`]):
-            How to train.
-        rehearsal_ratio (`float`):
-            Rehearsal samples of each gradient step, relative to the episodes.
-        rehearsal_coef (`float`):
-            Coefficient of their loss.
-
-    Raises:
-        ValueError: If the model's chat template changes sampled tokens in later turns.
-    """
+    """GRPO with rehearsal on the episodes of a task, whose rows are passed as prompts, in JSON."""
 
     def __init__(
         self, task: LearningTask, acting: NLACConfig, args: GRPOConfig, rehearsal_ratio: float, rehearsal_coef: float
@@ -148,13 +97,7 @@ class EpisodeGRPOTrainer(GRPOTrainer):
 
 
 def play_prompts(prompts: list[str], trainer: EpisodeGRPOTrainer) -> dict[str, Any]:
-    """
-    Play an episode of each prompt: the trainer's `rollout_func`.
-
-    Returns:
-        `dict[str, Any]`: `prompt_ids`, `completion_ids` and `env_mask`, see [`as_completion`]; `score` for the reward
-        function; and no `logprobs`, because without vLLM the trainer computes them.
-    """
+    """Play an episode of each prompt: the trainer's `rollout_func`. Without vLLM the trainer computes `logprobs`."""
     trainer.player.model = trainer.model_wrapped  # as its weights are spread over processes
     episodes = trainer.player.play([json.loads(prompt) for prompt in prompts])
     completions = [as_completion(episode) for episode in episodes]
@@ -167,19 +110,11 @@ def play_prompts(prompts: list[str], trainer: EpisodeGRPOTrainer) -> dict[str, A
 
 
 def as_completion(episode: Episode) -> tuple[list[int], list[int], list[int]]:
-    """
-    Split an episode into the tokens of its first state and the tokens after it, with a mask of the latter: 1 on
-    actions, 0 on observations.
-
-    Raises:
-        ValueError: If it has no action, or a state does not continue the one before.
-    """
+    """Split an episode into its first state and the tokens after it, with a mask: 1 on actions, 0 on observations."""
     if not episode.turns:
         raise ValueError(f"An episode without an action cannot be trained on ({episode.failure}).")
     if any(turn.prompt_start for turn in episode.turns):
-        raise ValueError(
-            "The history of an episode was cut, so that it is not one completion. Raise `max_prompt_length`."
-        )
+        raise ValueError("The history of an episode was cut, so it is not one completion. Raise `max_prompt_length`.")
     is_action = np.zeros(len(episode.token_ids), dtype=int)
     for turn in episode.turns:
         is_action[turn.prompt_end : turn.prompt_end + turn.action_length] = 1

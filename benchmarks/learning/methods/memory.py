@@ -1,9 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""
-The base model with a memory in the learning benchmark, without training: its last turns about the same kind of task
-are earlier turns of its conversation.
-"""
+"""The base model with a memory: its last turns about the same kind of task are earlier turns of its conversation."""
 
 import random
 from collections import defaultdict, deque
@@ -26,18 +23,7 @@ Memory = dict[str, deque[list[Message]]]  # the last turns about each kind of ta
 
 class RememberingEnvironment(TextEnvironment):
     """
-    An environment whose episodes begin with earlier turns about the same kind of task. Turns whose action a desk could
-    not read are left out.
-
-    Args:
-        environment ([`TextEnvironment`]):
-            The environment.
-        memory (`dict[str, deque[list[Message]]]`):
-            Turns by kind of task, shared by all environments.
-        kind (`str`):
-            Column of the rows with the kind of task.
-        writes (`bool`):
-            Whether to remember what is played.
+    An environment whose episodes begin with turns about the same kind of task that were readable, from one memory.
     """
 
     def __init__(self, environment: TextEnvironment, memory: Memory, kind: str, writes: bool):
@@ -76,28 +62,8 @@ def remembering(task: LearningTask, num_turns: int) -> LearningTask:
     return replace(task, environment_factory=wrapped(task.environment_factory, writes=True), instances=instances)
 
 
-def train(
-    task: LearningTask,
-    acting: NLACConfig,
-    budget: int,
-    interval: int,
-    num_turns: int = 4,
-) -> LearningCurve:
-    """
-    Play one episode after the other until the budget of environment steps is spent, and remember. No weights change.
-
-    Args:
-        task ([`LearningTask`]):
-            The task.
-        acting ([`NLACConfig`]):
-            How to sample.
-        budget (`int`):
-            Environment steps to spend.
-        interval (`int`):
-            Environment steps between two evaluations.
-        num_turns (`int`, *optional*, defaults to `4`):
-            Number of turns that are remembered for each kind of task.
-    """
+def train(task: LearningTask, acting: NLACConfig, budget: int, interval: int, num_turns: int = 4) -> LearningCurve:
+    """Play until the budget is spent, and remember the last turns of each kind of task. No weights change."""
     acting = replace(acting, num_eval_critiques=0)
     accelerator = Accelerator(cpu=acting.use_cpu)
     model = load_model(task.model, acting).to(accelerator.device)

@@ -1,9 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 
-
 """
-NLAC in the learning benchmark, as a user gets it: `NLACConfig()`, with nothing set but the learning rate, lengths,
-budget and device. Variants change what they name.
+NLAC as a user gets it, with nothing set but learning rate, lengths, budget and device; variants say what changes.
 """
 
 from dataclasses import replace
@@ -40,8 +38,7 @@ def train(
     **settings,
 ) -> LearningCurve:
     """
-    Train with one of `TRAINERS` until the budget of environment steps is spent. With `swaps`, so many training tasks
-    then show which role is lost, see [`~learning.swaps.measure`].
+    Train until the budget is spent. With `swaps`, so many tasks then show which role is lost, see `learning/swaps.py`.
     """
     args = replace(acting, max_steps=10**6, logging_steps=100, **settings)
     trained = TRAINERS[trainer](model=task.model, args=args, **task.trainer_arguments, peft_config=task.peft_config)

@@ -12,19 +12,7 @@ from trl_nlac.types import Prompt, TrainingExample
 
 
 class Rehearsal:
-    """
-    Draw samples of a dataset with the conversational columns `prompt` and `completion`.
-
-    Args:
-        dataset ([`~datasets.Dataset`], *optional*):
-            The samples; without them, or with `ratio=0`, none is drawn.
-        ratio (`float`):
-            Number of samples relative to those of a batch.
-        chat ([`~chat.encoder.ChatEncoder`]):
-            Encodes them.
-        seed (`int`):
-            Seed of the draws.
-    """
+    """Draws `ratio` conversational samples for each of a batch; none without a dataset or a ratio."""
 
     def __init__(self, dataset: Dataset | None, ratio: float, chat: ChatEncoder, seed: int):
         self.ratio = ratio

@@ -1,10 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-
-"""
-The rejection fine-tuning baseline (paper, section 6.2) with TRL's SFT trainer: the policy plays, its successful
-episodes go to a buffer, and it is trained on samples of the buffer.
-"""
+"""Rejection fine-tuning (section 6.2): TRL's SFT trainer on samples of the policy's own successful episodes."""
 
 import random
 from collections import defaultdict, deque
@@ -17,13 +13,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from trl import SFTConfig, SFTTrainer
 
 from benchmarks.learning.methods.rehearsal import Rehearsal
-from benchmarks.learning.playing import (
-    LearningCurve,
-    Player,
-    max_gradient_steps,
-    train_until_spent,
-    trainer_arguments,
-)
+from benchmarks.learning.playing import LearningCurve, Player, max_gradient_steps, train_until_spent, trainer_arguments
 from benchmarks.learning.tasks import LearningTask
 from trl_nlac import NLACConfig
 from trl_nlac.types import Episode, TrainingExample
@@ -45,37 +35,11 @@ def train(
     answers_per_state: int = 8,
 ) -> LearningCurve:
     """
-    Train with [`~trl.SFTTrainer`] until the budget of environment steps is spent.
-
-    Args:
-        task ([`LearningTask`]):
-            The task.
-        acting ([`NLACConfig`]):
-            How to sample, the output folder, the device and the precision.
-        budget (`int`):
-            Environment steps to spend.
-        interval (`int`):
-            Environment steps between two evaluations.
-        learning_rate (`float`, *optional*, defaults to `1e-3`):
-            Learning rate of AdamW.
-        episodes_per_iteration (`int`, *optional*, defaults to `32`):
-            Episodes that are played in each iteration.
-        updates_per_iteration (`int`, *optional*, defaults to `4`):
-            Gradient steps after them. Training starts with the first success: rehearsal alone would only narrow
-            exploration.
-        batch_size (`int`, *optional*, defaults to `32`):
-            Transitions of successful episodes in the batch of a gradient step.
-        micro_batch_size (`int`, *optional*):
-            Transitions of a forward pass. If `None`, the whole batch.
-        buffer_size (`int`, *optional*, defaults to `512`):
-            Number of transitions that are kept for each group of tasks, the newest ones.
-        rehearsal_ratio (`float`, *optional*, defaults to `0.5`):
-            Rehearsal samples of a batch, relative to the transitions.
-        anchor_ratio (`float`, *optional*, defaults to `0.5`):
-            Anchors of a batch, relative to the transitions. Anchors are actions of the base model, which keep the
-            policy from collapsing onto its first successes.
-        answers_per_state (`int`, *optional*, defaults to `8`):
-            Number of anchors that the base model generates in each state of the first iteration's episodes.
+    Train with [`~trl.SFTTrainer`] until the budget of environment steps is spent. Training starts with the first
+    success: rehearsal alone would only narrow exploration. The buffer keeps the newest `buffer_size` transitions of
+    each group of tasks. Anchors are actions of the base model, `answers_per_state` in each state of the first
+    iteration's episodes; they keep the policy from collapsing onto its first successes. Ratios are relative to the
+    transitions of a batch.
     """
     args = SFTConfig(
         **trainer_arguments(acting, learning_rate),
@@ -83,25 +47,13 @@ def train(
         max_steps=max_gradient_steps(budget, episodes_per_iteration, updates_per_iteration),
         dataset_kwargs={"skip_prepare_dataset": True},
     )
-    trainer = RFTTrainer(
-        task,
-        acting,
-        args,
-        episodes_per_iteration=episodes_per_iteration,
-        updates_per_iteration=updates_per_iteration,
-        batch_size=batch_size,
-        buffer_size=buffer_size,
-        rehearsal_ratio=rehearsal_ratio,
-        anchor_ratio=anchor_ratio,
-        answers_per_state=answers_per_state,
-    )
+    numbers = (episodes_per_iteration, updates_per_iteration, batch_size, buffer_size)
+    trainer = RFTTrainer(task, acting, args, *numbers, rehearsal_ratio, anchor_ratio, answers_per_state)
     return train_until_spent(trainer, trainer.player, budget, interval)
 
 
 class RFTTrainer(SFTTrainer):
-    """
-    Supervised fine-tuning on the policy's own successes. The arguments are those of [`train`].
-    """
+    """Supervised fine-tuning on the policy's own successes. The arguments are those of [`train`]."""
 
     def __init__(
         self,

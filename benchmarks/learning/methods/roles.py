@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
 
-
 """Ways to act and to criticise that the learning benchmark compares with NLAC."""
 
 from dataclasses import replace
@@ -19,9 +18,7 @@ def refine_once(roles: Roles, prompts: list[Prompt], seeds: list[int]) -> list[A
     unreadable.
     """
     answers = roles.act(prompts, seeds)
-    attempts = {
-        i: Attempt.of(roles, prompts[i], answer) for i, answer in enumerate(answers) if answer.parsed is not None
-    }
+    attempts = {i: Attempt.of(roles, prompts[i], a) for i, a in enumerate(answers) if a.parsed is not None}
     for i, [only] in refinement_rounds(roles, attempts, num_rounds=1).items():
         if only.refined is not None:
             answers[i] = replace(only.refined, prompt=prompts[i])

@@ -1,23 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 
-
 """
 The scalar ablation of NLAC: an actor-critic with numbers instead of text (for "SAC" in section 6.2 of the paper).
 
-It differs from NLAC in one thing: the value of an action is a number. Episodes, prioritized replay, target weights,
-rehearsal and batches are those of [`NLACTrainer`]. A linear head on the same model replaces the language critic.
-Refinement needs text, so the policy is fitted to actions that are weighted by their values instead. Other than in soft
-actor-critic, targets have no bonus for entropy:
+A linear head on the same model replaces the language critic. All else is that of [`NLACTrainer`], but refinement needs
+text, so the policy is fitted to actions that are weighted by their values:
 
 - Critic: Q(s, a) is read at the last token of the action, one value for the whole turn, as in ArCHer
-  (https://huggingface.co/papers/2402.19446). The paper's ablation has a value at every token, and attributes its
-  weakness to the difficulty of estimating those. Targets are, as in the language Bellman backup, the score where the
-  task ended and otherwise the value of a fresh action, `Q(s', a')` with `a' ~ pi(. | s')`, both of the target weights.
-- Policy: `pi'(a | s) ∝ exp(Q(s, a))` cannot be enumerated, so it is fitted as in maximum a posteriori policy
-  optimisation (https://huggingface.co/papers/1806.06920): by the log-likelihood of candidate actions with the weights
-  `softmax(Q / alpha)` over the candidates of a state. These are fresh actions of the policy and the stored one, so
-  that the policy is fitted to `pi exp(Q / alpha)`, with `pi` the policy as it is: no trust region, and no prior but
-  rehearsal, holds it near the base model.
+  (https://huggingface.co/papers/2402.19446). Targets are the score where the task ended and otherwise the value of a
+  fresh action, `Q(s', a')` with `a' ~ pi(. | s')`, both of the target weights, without a bonus for entropy.
+- Policy: as in maximum a posteriori policy optimisation (https://huggingface.co/papers/1806.06920), the log-likelihood
+  of candidate actions with the weights `softmax(Q / alpha)`. These are fresh actions of the policy and the stored one,
+  so that it is fitted to `pi exp(Q / alpha)`: nothing but rehearsal holds it near the base model.
 """
 
 import math
@@ -42,13 +36,7 @@ from trl_nlac.types import LOSSES, Prompt, Sample, TrainingExample
 
 @dataclass(frozen=True, eq=False)
 class ValueExample(TrainingExample):
-    """
-    An action whose value is trained.
-
-    Args:
-        target (`float`, *optional*, defaults to `0.0`):
-            Its Bellman target, in [0, 1].
-    """
+    """An action whose value is trained, with its Bellman target in [0, 1]."""
 
     target: float = 0.0
 
@@ -72,19 +60,10 @@ def logits_and_values(model: PreTrainedModel, batch: MicroBatch) -> tuple[torch.
 
 class ScalarActorCriticTrainer(NLACTrainer):
     """
-    [`NLACTrainer`] with scalar values.
-
-    Q is the sigmoid of a linear head, a probability of success, with the binary cross-entropy as its loss. This loss
-    is smallest at the mean of random targets. Unlike that of a squared error after a sigmoid, its gradient does not
-    vanish where Q is far off.
-
-    Args:
-        task ([`LearningTask`]):
-            The task.
-        args ([`NLACConfig`]):
-            How to act and to train. Options of refinement and of the language critic have no effect.
-        num_candidates (`int`), entropy_temperature (`float`), initial_value (`float`), rehearsal_ratio (`float`):
-            See [`train`].
+    [`NLACTrainer`] with scalar values. Q is the sigmoid of a linear head, a probability of success, with the binary
+    cross-entropy as its loss: it is smallest at the mean of random targets, and unlike that of a squared error after a
+    sigmoid, its gradient does not vanish where Q is far off. Options of refinement and of the language critic have no
+    effect; for the others see [`train`].
     """
 
     _name = "Scalar actor-critic"
@@ -100,11 +79,7 @@ class ScalarActorCriticTrainer(NLACTrainer):
     ):
         model = load_model(task.model, args, task.peft_config)
         add_value_head(model, initial_value)
-        super().__init__(
-            model=model,
-            args=args,
-            **task.trainer_arguments,
-        )
+        super().__init__(model=model, args=args, **task.trainer_arguments)
         self.acting_player = Player.of_trainer(task, self)
         self.num_candidates = num_candidates
         self.entropy_temperature = entropy_temperature
@@ -128,8 +103,8 @@ class ScalarActorCriticTrainer(NLACTrainer):
 
     def _critic_examples(self, samples: list[Sample]) -> list[list[TrainingExample]]:
         """
-        Return the stored action of each sample with its Bellman target, without discount, and nothing where the
-        policy's next action breaks its format. Call it with the target weights.
+        Return stored actions with their targets, by the target weights; nothing where the next action breaks its
+        format.
         """
         going_on = {i: s.transition for i, s in enumerate(samples) if not s.transition.terminated}
         states = [self.roles.builder.observe(t) for t in going_on.values()]
@@ -220,42 +195,10 @@ def train(
 ) -> LearningCurve:
     """
     Train the scalar ablation until the budget of environment steps is spent. Settings that it shares with NLAC have
-    NLAC's values in the benchmark as defaults.
-
-    Args:
-        task ([`LearningTask`]):
-            The task. Its scores are in [0, 1].
-        acting ([`NLACConfig`]):
-            How to sample, the output folder, the device, the precision and the replay buffer.
-        budget (`int`):
-            Environment steps to spend.
-        interval (`int`):
-            Environment steps between two evaluations.
-        num_candidates (`int`, *optional*, defaults to `4`):
-            Number of fresh actions that the policy is fitted to in each replayed state, in addition to the stored one.
-        entropy_temperature (`float`, *optional*, defaults to `0.1`):
-            Alpha: an action whose value is higher by this much counts e times as much.
-        initial_value (`float`, *optional*, defaults to `0.02`):
-            Q of every action before training. Success is rare, and targets propagate a higher value until it is
-            unlearned.
-        learning_rate (`float`, *optional*, defaults to `1e-3`):
-            Learning rate of AdamW, for the model and its value head.
-        critic_loss_coef (`float`, *optional*, defaults to `1.0`):
-            Coefficient of the binary cross-entropy of Q, in nats per transition.
-        policy_loss_coef (`float`, *optional*, defaults to `1.0`):
-            Coefficient of the weighted negative log-likelihood, in nats per token.
-        target_update_rate (`float`, *optional*, defaults to `0.0016`):
-            Tau: weight of the trained weights in the target weights after each sample.
-        episodes_per_iteration (`int`, *optional*, defaults to `4`):
-            Episodes that are played in each iteration.
-        samples_per_iteration (`int`, *optional*, defaults to `128`):
-            Transitions that are replayed in each iteration. Must be divisible by `batch_size`.
-        batch_size (`int`, *optional*, defaults to `32`):
-            Transitions of a gradient step.
-        micro_batch_size (`int`, *optional*):
-            Transitions of a forward pass. If `None`, the whole batch.
-        rehearsal_ratio (`float`, *optional*, defaults to `0.5`):
-            Rehearsal samples of a gradient step, relative to the transitions.
+    NLAC's values in the benchmark as defaults. In each replayed state the policy is fitted to `num_candidates` fresh
+    actions and the stored one; an action whose value is higher by `entropy_temperature` counts e times as much.
+    `initial_value` is Q of every action before training: success is rare, and targets propagate a higher value until
+    it is unlearned.
     """
     updates_per_iteration = samples_per_iteration // batch_size
     args = replace(

@@ -1,10 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-
-"""
-Settings of the learning benchmark's methods: NLAC's defaults, its ablations, hindsight, self-distillation, and the
-baselines on each task.
-"""
+"""Settings of the learning benchmark's methods: NLAC, its ablations, and the baselines on each task."""
 
 import inspect
 from typing import Any
@@ -27,16 +23,10 @@ def merge_settings(*settings: dict[str, Any]) -> dict[str, Any]:
 
 
 # How every method acts, on every task of a tiny model: device, lengths, and what keeps a cell small.
-ACTING = dict(
-    use_cpu=True,
-    bf16=False,
-    gradient_checkpointing=False,
-    report_to="none",
-    save_strategy="no",
-    disable_tqdm=True,
-    max_completion_length=64,
-    max_generation_batch_size=512,
-)
+ACTING = {
+    **dict(use_cpu=True, bf16=False, gradient_checkpointing=False, report_to="none", save_strategy="no"),
+    **dict(disable_tqdm=True, max_completion_length=64, max_generation_batch_size=512),
+}
 # Settings of the command line that change how a method acts, and not how it is trained.
 OF_ACTING = {*ACTING, "min_p", "temperature", "max_prompt_length"}
 # NLAC is the default configuration: a tiny model has a learning rate of its own, and nothing else.
@@ -65,12 +55,7 @@ ABLATIONS_BY_TASK = {
     "service_desk_noisy": ("nlac_futures_4",),
     "service_desk_delayed": ("nlac_blind", "nlac_monte_carlo", "nlac_no_target"),
 }
-BASELINES = {
-    "grpo": grpo.train,
-    "rft": rft.train,
-    "scalar": scalar.train,
-    "base_remembering": memory.train,
-}
+BASELINES = {"grpo": grpo.train, "rft": rft.train, "scalar": scalar.train, "base_remembering": memory.train}
 # Those that learn more slowly and cost less per step, until their curves are flat.
 LONG = {"grpo_long": "grpo", "rft_long": "rft", "rft_unanchored_long": "rft"}
 # Without actions of the base model among its samples. They keep a policy that has few successes from collapsing onto

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
 
-
 """Supervised fine-tuning on logs, with TRL's SFT trainer."""
 
 import random
@@ -27,25 +26,7 @@ def sft_trainer(
     learning_rate: float = 1e-3,
     batch_size: int = 32,
 ) -> SFTTrainer:
-    """
-    Make TRL's SFT trainer on every action of the logs, and on rehearsal samples relative to them.
-
-    Args:
-        task ([`LearningTask`]):
-            The task.
-        acting ([`NLACConfig`]):
-            How to sample, the output folder, the device and the precision.
-        logs ([`~datasets.Dataset`]):
-            Conversations, see [`~episodes.logs.episodes_from_logs`].
-        max_steps (`int`):
-            Gradient steps.
-        rehearsal_ratio (`float`):
-            Rehearsal samples of a batch, relative to the actions.
-        learning_rate (`float`, *optional*, defaults to `1e-3`):
-            Learning rate of AdamW, NLAC's.
-        batch_size (`int`, *optional*, defaults to `32`):
-            Actions in the batch of a gradient step, as many as NLAC has transitions.
-    """
+    """Make TRL's SFT trainer on every action of the logs, and on rehearsal samples, with NLAC's batches."""
     player = Player.of_model(task, acting, load_model(task.model, acting), Accelerator(cpu=True))
     episodes = episodes_from_logs(logs, player.roles.actions, task.prompts)
     actions = [example for episode in episodes for example in policy_examples(episode)]

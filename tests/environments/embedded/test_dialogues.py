@@ -28,7 +28,6 @@ from trl_nlac.prompts import parse_critique
 
 
 def begin_and_end(future: str) -> tuple[str, bool]:
-    """Return the first answer of a future, and whether it is won."""
     return re.split(" (?:route|take) ", future)[0], future.endswith("win")
 
 
@@ -118,7 +117,6 @@ class TestFamilies:
         assert several_futures == any(question.startswith("1. ") for question in questions)
 
     def test_critics_read_handbooks_and_policies_do_not(self):
-        """Every desk has its own, by which the critic judges; the first call of a policy is right by chance alone."""
         family, rng, is_right = ServiceDeskFamily(customers=True, handbook=True), random.Random(0), []
         for _ in range(300):
             for role in ("policy", "critique"):

@@ -28,7 +28,6 @@ from trl_nlac.prompts import parse_critique
 
 
 def test_observations_and_scores_are_those_of_the_game():
-    """Games of guesses that are often repeated, up to the longest that are possible."""
     rng, ends, environment = random.Random(0), set(), TextArenaEnvironment("GuessTheNumber-v0", **GAME)
     for seed in range(500):
         assert environment.reset(seed=seed) == FIRST_OBSERVATION
@@ -56,7 +55,6 @@ def test_parse_guess(action, guess):
 
 @pytest.mark.parametrize("role", ["policy", "critique", "successor", "backup", "refine"])
 def test_dialogues(role):
-    """They keep to the rules, and say the same in every role; one number explains all hints of a game."""
     rng, found, fits, said = random.Random(0), 0, 0, []
     for _ in range(300):
         dialogue = GuessTheNumberFamily().dialogue(rng, role, known=False)
@@ -88,7 +86,6 @@ def test_dialogues(role):
 
 
 def test_samples_teach_no_guess():
-    """Only the roles that copy and follow advice have samples: the others would teach to guess at random."""
     rows = make_role_samples("guess_the_number", size=200)
     asked = {row["prompt"][-1]["content"].split(". ")[-1] for row in rows}
     assert asked == {GUESS_THE_NUMBER_PROMPTS.backup, GUESS_THE_NUMBER_PROMPTS.refine}

@@ -4,15 +4,14 @@ import itertools
 import random
 
 import pytest
+from helpers.method_utils import probe_qualities, replayed
 from helpers.testing_utils import make_roles
 
 from trl_nlac.environments import RoomsWorld
 from trl_nlac.environments.embedded import make_environment, make_tasks
 from trl_nlac.environments.embedded.rooms import DOORS
 from trl_nlac.episodes.pool import EnvironmentPool
-from trl_nlac.episodes.recorder import replay_actions
 from trl_nlac.episodes.rollout import play_episodes
-from trl_nlac.types import Transition
 
 
 def brute_force_value(world: RoomsWorld, room: str) -> float:
@@ -58,7 +57,6 @@ class TestRooms:
         assert 0 < world.action_value(room, 4, door) < 1
 
     def test_houses_with_slips(self):
-        """They are those without; each episode has slips of its own, which its seed decides."""
         plain, world = RoomsWorld.from_seed(0), RoomsWorld.from_seed(0, slip=0.3)
         assert world.doors == plain.doors and world.slip == 0.3
         assert min(world.value(room, 4) for room in world.rooms) < 0.99
@@ -94,12 +92,10 @@ class TestRooms:
 
     def test_oracle(self):
         world = RoomsWorld.from_seed(0)
-        environment, roles = make_environment(world), make_roles([])
+        environment = make_environment(world)
         room, door = next(key for key, place in world.doors.items() if place == "treasure")
         other = next(other for other in DOORS if world.doors[room, other] not in ("trap", "treasure"))
-        transition = Transition(
-            replay_actions(environment, {"start": room}, [f"take {door}"], roles.actions, roles.prompts), 0
-        )
+        [transition] = replayed(environment, {"start": room}, [f"take {door}"])
         oracle = environment.oracle
         assert oracle.quality(transition, f"take {door}") == 1
         assert oracle.quality(transition, "take black") == 0
@@ -112,11 +108,5 @@ class TestRooms:
         assert not oracle.future_is_right(transition, f"take {other}", walk + " take red late lose")
 
     def test_probes_are_half_best(self):
-        world = RoomsWorld.from_seed(0)
-        environment, roles = make_environment(world), make_roles([])
-        qualities = []
-        for task, actions in environment.oracle.probes(40, seed=0):
-            episode = replay_actions(environment, task, actions, roles.actions, roles.prompts)
-            assert len(episode.turns) == len(actions)
-            qualities.append(environment.oracle.quality(Transition(episode, len(actions) - 1), actions[-1]))
-        assert qualities.count(1) == 20
+        environment = make_environment(RoomsWorld.from_seed(0))
+        assert probe_qualities(environment, 40).count(1) == 20

@@ -3,6 +3,7 @@
 import itertools
 
 import pytest
+from helpers.method_utils import probe_qualities, replayed
 from helpers.testing_utils import make_roles
 
 from trl_nlac.environments import RoomsWorld, ServiceDesk
@@ -10,7 +11,6 @@ from trl_nlac.environments.embedded import make_environment
 from trl_nlac.environments.embedded.rooms import DOORS
 from trl_nlac.environments.embedded.service_desk import ARGUMENTS, VALUES, VARIANTS, format_call, parse_call
 from trl_nlac.episodes.pool import EnvironmentPool
-from trl_nlac.episodes.recorder import replay_actions
 from trl_nlac.episodes.rollout import play_episodes
 from trl_nlac.types import Transition
 
@@ -36,11 +36,9 @@ class TestServiceDesk:
 
     def test_oracle(self):
         desk = ServiceDesk({"baku": ("billing", "amber", "photo", "noon")})
-        environment, roles = make_environment(desk), make_roles([])
+        environment = make_environment(desk)
         oracle, right, wrong = environment.oracle, "route billing amber photo noon", "route billing ruby badge noon"
-        transition = Transition(
-            replay_actions(environment, {"request": "baku"}, [wrong], roles.actions, roles.prompts), 0
-        )
+        [transition] = replayed(environment, {"request": "baku"}, [wrong])
         assert oracle.quality(transition, right) == 1
         assert oracle.quality(transition, wrong) == 0.5
         assert oracle.future_is_right(transition, right, "closed win")
@@ -131,11 +129,10 @@ class TestVariantsOfTheServiceDesk:
 
     def test_oracle_of_the_delayed_desk(self):
         desk = ServiceDesk(self.RULES, attempts=3, follow_ups={"baku": "dela"})
-        environment, roles = make_environment(desk), make_roles([])
+        environment = make_environment(desk)
         closing, wrong = "route legal ruby badge dusk", "route billing ruby badge dusk"
         in_time, too_late = "route sales azure photo noon", "route billing amber photo dusk"
-        episode = replay_actions(environment, {"request": "baku"}, [too_late, closing], roles.actions, roles.prompts)
-        first, second = Transition(episode, 0), Transition(episode, 1)
+        first, second = replayed(environment, {"request": "baku"}, [too_late, closing])
         oracle = environment.oracle
         assert [oracle.quality(first, action) for action in (in_time, too_late, "route noon")] == [1, 0, 0]
         assert [oracle.quality(second, action) for action in (closing, wrong, "route noon")] == [1, 0.75, 0]
@@ -157,12 +154,7 @@ class TestVariantsOfTheServiceDesk:
 
     @pytest.mark.parametrize("variant", VARIANTS)
     def test_probes_are_half_right(self, variant):
-        environment, roles = make_environment(ServiceDesk.from_seed(0, variant=variant)), make_roles([])
-        qualities = []
-        for task, actions in environment.oracle.probes(32, seed=0):
-            episode = replay_actions(environment, task, actions, roles.actions, roles.prompts)
-            assert len(episode.turns) == len(actions)
-            qualities.append(environment.oracle.quality(Transition(episode, len(actions) - 1), actions[-1]))
+        qualities = probe_qualities(make_environment(ServiceDesk.from_seed(0, variant=variant)), 32)
         assert qualities[::2] == [1] * 16 and max(qualities[1::2]) < 1
 
     def test_customers_have_no_effect(self):

@@ -5,7 +5,7 @@ import random
 import re
 
 import pytest
-from helpers.testing_utils import make_roles
+from helpers.method_utils import probe_qualities, replayed
 
 from benchmarks.tiny_models.dialogues import ROLES
 from benchmarks.tiny_models.samples import make_role_samples
@@ -21,9 +21,7 @@ from trl_nlac.environments.embedded.support_desk import (
     format_call,
     parse_call,
 )
-from trl_nlac.episodes.recorder import replay_actions
 from trl_nlac.prompts import parse_critique
-from trl_nlac.types import Transition
 
 
 REQUEST = "My kettle never arrived."
@@ -79,12 +77,10 @@ class TestSupportDesk:
             make_environment(DESK, "tool_call")
 
     def test_oracle(self):
-        environment, roles = make_environment(DESK), make_roles([])
+        environment = make_environment(DESK)
         oracle, right = environment.oracle, format_call(RIGHT)
         wrong = format_call(("shipping", "photo", "refund", "today"))
-        transition = Transition(
-            replay_actions(environment, {"request": REQUEST}, [wrong], roles.actions, roles.prompts), 0
-        )
+        [transition] = replayed(environment, {"request": REQUEST}, [wrong])
         assert (oracle.quality(transition, right), oracle.quality(transition, wrong)) == (1, 0.5)
         assert oracle.future_is_right(transition, right, "Closed: the customer is happy.")
         again, closed = f"{NEEDS_INVOICE} One call left.", "Closed: the customer is happy."
@@ -95,9 +91,7 @@ class TestSupportDesk:
         assert not oracle.future_is_right(transition, wrong, lost)  # one call is left
         assert not oracle.future_is_right(transition, wrong, again)
         assert not oracle.future_is_right(transition, wrong, f"{again} {right} {closed} And more.")
-        for number, (task, actions) in enumerate(environment.oracle.probes(16, seed=0)):
-            made = Transition(replay_actions(environment, task, actions, roles.actions, roles.prompts), 0)
-            assert (oracle.quality(made, actions[0]) == 1) == (number % 2 == 0)
+        assert [quality == 1 for quality in probe_qualities(environment, 16)] == [True, False] * 8
 
 
 class TestDialogues:
@@ -124,7 +118,6 @@ class TestDialogues:
                 assert all(re.search(rf"\b{value}\b", dialogue.advice) for value in changed)
 
     def test_samples_leak_nothing(self):
-        """Those of the policy, the critic and the successor model are of the known desk alone."""
         own = set(make_tasks("support_desk", 0)[1]["request"])
         for row in make_role_samples("support_desk", size=300):
             is_of_any_desk = row["prompt"][-1]["content"].endswith((SUPPORT_PROMPTS.backup, SUPPORT_PROMPTS.refine))

@@ -107,10 +107,7 @@ def seconds_of(work: Callable[[], object], device: torch.device, runs: int = 3) 
 
 
 def main(run: Callable[..., dict]) -> None:
-    """
-    Run a stage, and print what it found, or why it cannot run here, as the last line. `run` gets the device, whether
-    sizes are small, and the kind of a stage that has several.
-    """
+    """Run a stage, and print what it found, or why it cannot run here, as the last line."""
     parser = argparse.ArgumentParser()
     parser.add_argument("kind", nargs="*")
     parser.add_argument("--device", default="cuda")

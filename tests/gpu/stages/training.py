@@ -1,9 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""
-Gradient steps over an episode: trees (FlexAttention, and the head in chunks) against separate sequences. Needs torch
-and transformers.
-"""
+"""Gradient steps over an episode: trees (FlexAttention, and the head in chunks) against separate sequences."""
 
 import torch
 from common import LeftOut, main, make_examples, make_model, options_of_run, peak_of, seconds_of
