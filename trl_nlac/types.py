@@ -78,7 +78,7 @@ class Episode:
     # Values that reward functions logged, for its row in the table of episodes. Not saved with the replay buffer.
     extra: dict[str, Any] = field(default_factory=dict)
     # The other conversations of the same run of an agent, each with the same final reward: of sub-agents, or with a
-    # history that was not only appended to. Not saved with it, but as episodes of their own.
+    # history that was rewritten. Not saved with it, but as episodes of their own.
     segments: tuple["Episode", ...] = ()
 
     @classmethod

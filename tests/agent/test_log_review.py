@@ -48,6 +48,14 @@ def test_findings_are_the_surest_step_of_each_failure(agent):
     assert LogReview(rows, [], 3, 0).find(agent, 3)[1] <= 3
 
 
+def test_equal_findings_are_one(agent):
+    """Those of twenty loops of the same agent are one finding, which leaves room for others."""
+    rows = [row(0.0, 4, 1), row(0.0, 4, 1), row(0.0, 4, 3), row(0.0, 4, 1)]
+    findings, _ = LogReview(rows, [], 8, 0).find(agent, 2)
+    assert [found.action for found in findings] == ["go 1", "go 3"]
+    assert sorted((findings[0].conversation, *findings[0].others)) == [0, 1, 3] and findings[1].others == ()
+
+
 def test_agreement_with_outcomes(agent):
     held_out = [row(1.0, 0, 9), row(0.0, 8, 1)]
     metrics = critic_metrics(LogReview([], held_out, 8, 0).judge_held_out(agent), 1.0)

@@ -167,11 +167,11 @@ def test_only_a_report(logs, capsys, monkeypatch):
         "hindsight": "",
         "better": "call(day=2) <b>",
     }
-    numbers = {"conversation": 0, "step": 0, "num_steps": 1, "score": -2.5, "reward": 0.0}
+    numbers = {"conversation": 0, "step": 0, "num_steps": 1, "score": -2.5, "reward": 0.0, "others": [4, 8]}
     report["before"]["findings"], report["warnings"] = [{**texts, **numbers}], ["One <b>warning</b>."]
     page = write_page(Path("other.html"), "improvement.html.jinja", ("page.css",), (), {}, report=report).read_text()
     assert "<mark>call(day=2)</mark> <mark>&lt;b&gt;</mark>" in page and "One &lt;b&gt;warning&lt;/b&gt;." in page
-    assert "Shut.\nopen(d=2)\nIt creaks." in page
+    assert "Shut.\nopen(d=2)\nIt creaks." in page and "Equal in 2 more: conversations 5, 9." in page
     headings = [
         page.index(heading) for heading in ("Where things went wrong", "Warnings of the", "What the logs hold")
     ]

@@ -110,6 +110,42 @@ names = "generation/num_syncs", "generation/prefix_hit_rate", "loss"
 print(json.dumps({name: logged(trainer, name) for name in names}))
 """
 
+BEGUN = """
+from trl_nlac import NLACPrompts
+from trl_nlac.method.critic import critiques
+from trl_nlac.types import Prompt
+
+options = {"max_completion_length": 64, "max_format_retries": 0}  # others are sampled
+trainer = make_vllm_trainer(sys.argv[1], options, prompts=NLACPrompts())  # which show the form
+trainer.train()
+roles, vllm = trainer.roles, trainer.roles.generator
+steps = [Prompt.of(state + roles.chat.completion("route legal amber photo noon")) for state in prompts_of(trainer)]
+
+
+def said(generator):
+    '''Its greedy critiques, and the ends of what it was asked to go on with.'''
+    ends, generate = [], generator.generate
+
+    def noting(prompts, *arguments):
+        ends.extend(roles.chat.decode(prompt[-12:]).rpartition("\\n")[2] for prompt in prompts)
+        return generate(prompts, *arguments)
+
+    roles.generator, generator.generate = generator, noting
+    with generator.session(trainer.model):
+        answers = critiques(roles, steps, sampling=Sampling(max_tokens=64, temperature=0.0))
+    del generator.generate
+    return [(answer.token_ids, answer.text, answer.finished) for answer in answers], ends
+
+
+for weights in ("policy", "target"):
+    (answers, ends), (expected, ends_expected) = said(vllm), said(vllm.scorer)
+    assert answers == expected and ends == ends_expected, (answers, expected)
+    assert all(text.startswith("Future:") for _, text, _ in answers)
+    print("begun", weights, len(steps), sum(end == "Optimality:" for end in ends))
+    assert "Optimality:" in ends, ends
+    trainer.target_weights.swapped_into(trainer.model).__enter__()
+"""
+
 PROCESSES = """
 trainer = make_vllm_trainer(sys.argv[1], {"vllm_tensor_parallel_size": int(sys.argv[2])})
 trainer.train()
@@ -142,6 +178,12 @@ def test_full_weights(tmp_path):
 
 def test_adapters(tmp_path):
     check(run_script(LORA + PREFIXES, tmp_path), [0, 0, 0])
+
+
+def test_critiques_that_are_begun(tmp_path):
+    """A model goes on with a label in vLLM as in transformers, token by token, for policy and target weights."""
+    output = run_script(BEGUN, tmp_path)
+    assert "begun policy" in output and "begun target" in output
 
 
 @pytest.mark.parametrize("tensor_parallel_size", ["1", pytest.param("2", marks=pytest.mark.slow)])

@@ -64,8 +64,8 @@ class Guard:
         if not good or not bad:
             actions = "1 action" if len(good) == 1 else f"{len(good)} actions"
             raise ValueError(
-                f"calibration needs judged actions of both outcomes, and has {actions} of successes and {len(bad)} of "
-                "failures."
+                f"calibration needs judged actions of both successes and failures, and has {actions} of successes and "
+                f"{len(bad)} of failures."
             )
         block_below = good[min(int(max_false_blocks * len(good)), len(good) - 1)]
         pass_above = bad[max(len(bad) - 1 - int(max_false_passes * len(bad)), 0)]

@@ -32,6 +32,7 @@ class Finding:
     critique: str  # the critic's words, without knowing what followed
     hindsight: str  # the judgement with what followed and the outcome; empty where it could not be read
     better: str  # the action that the model would take after that judgement; empty where it could not be read
+    others: tuple[int, ...] = ()  # conversations with an equal step: observation, action, what followed, critique
 
 
 def readable_rows(
@@ -72,8 +73,9 @@ class LogReview:
     def find(self, agent: NLACAgent, number: int) -> tuple[list[Finding], int]:
         """
         Find the steps at which conversations went wrong: those of failures to which the critic says no, the surest
-        first, at most one for each conversation, and `number` in all. Return them, and the number of steps that were
-        judged. Raise a `ValueError` if the agent's critiques weigh several futures (`num_futures`).
+        first, at most one for each conversation. Equal ones are one finding, and there are at most `number`. Return
+        them, and the number of steps that were judged. Raise a `ValueError` if the agent's critiques weigh several
+        futures (`num_futures`).
         """
         episodes = episodes_of(agent, self.logs)
         failures = [i for i, episode in enumerate(episodes) if episode.score < agent.options.success_threshold]
@@ -88,14 +90,18 @@ class LogReview:
         for (i, t), judgement in zip(steps, judgements, strict=True):
             if judgement is not None and judgement.verdict_score < 0:
                 worst[i] = min(worst.get(i, (0.0, 0, "")), (judgement.verdict_score, t, judgement.critique))
-        ranked = sorted(worst.items(), key=lambda item: item[1])[:number]
-        transitions = [Transition(episodes[i], t) for i, (_, t, _) in ranked]
+        equal: dict[tuple[str, ...], list[int]] = {}
+        for i, (_, t, critique) in sorted(worst.items(), key=lambda item: item[1]):
+            step = Transition(episodes[i], t)
+            words = step.observation, step.turn.action, step.turn.next_observation, critique
+            equal.setdefault(words, []).append(i)
+        ranked = list(equal.values())[:number]
+        transitions = [Transition(episodes[i], worst[i][1]) for i, *_ in ranked]
         findings = []
         with agent.generating():
             targets, better = refine_in_hindsight(agent.roles, transitions)
-        for (i, (score, t, critique)), transition, target, refined in zip(
-            ranked, transitions, targets, better, strict=True
-        ):
+        for (i, *others), transition, target, refined in zip(ranked, transitions, targets, better, strict=True):
+            score, t, critique = worst[i]
             findings.append(
                 Finding(
                     conversation=i,
@@ -108,6 +114,7 @@ class LogReview:
                     critique=critique,
                     hindsight="" if target.parsed is None else target.text,
                     better="" if refined is None else refined.refined_action.parsed,
+                    others=tuple(others),
                 )
             )
         return findings, len(steps)

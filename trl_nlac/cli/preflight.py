@@ -5,6 +5,7 @@ import random
 import shutil
 import time
 from dataclasses import asdict
+from datetime import timedelta
 from functools import partial
 from pathlib import Path
 
@@ -159,7 +160,7 @@ def show(checks: list[Check], costs: dict[str, float]) -> None:
             console.print(f"{check.name}: {check.advice}", highlight=False, markup=False, soft_wrap=True)
     line = f"The first iteration took {costs['seconds_per_iteration']:,.0f} s"
     if "hours" in costs:
-        line += f"; as long each, the run takes {costs['hours']:,.1f} h"
+        line += f"; as long each, the run takes {timedelta(seconds=round(3600 * costs['hours']))}"
     if "peak_memory" in costs:
         line += f"; at most {costs['peak_memory'] / 1e9:,.1f} GB of this GPU's memory were in use"
     console.print(f"{line}.", highlight=False, soft_wrap=True)

@@ -47,9 +47,9 @@ def read_each(messages: Any, answer: Message) -> tuple[list[Message], Message]:
 
 def add_conversations(calls: Iterable[ModelCall], found: LoggedConversations) -> None:
     """
-    Join calls into conversations: one continues another if it begins with all of its messages. A history that was not
-    only appended to, by compaction or sub-agents, begins another conversation with the outcome of the same run. A
-    request that a run repeats, as clients do when an answer is lost, and that it went on from, is none.
+    Join calls into conversations: one continues another if it begins with all of its messages. A history that was
+    rewritten, by compaction or sub-agents, begins another conversation with the outcome of the same run. A request
+    that a run repeats, as clients do when an answer is lost, and that it went on from, is none.
 
     The outcome of a run is that of all its conversations. If a run has several, each conversation has its own: that of
     its last call that has one.
@@ -81,10 +81,11 @@ def add_conversations(calls: Iterable[ModelCall], found: LoggedConversations) ->
             kept = {conversation.outcome for i, (_, conversation) in enumerate(ends) if i not in repeated} - {None}
             repeated = {i for i in repeated if not kept or ends[i][1].outcome in {None, *kept}}  # else it contradicts
             ends = [ends[i] for i in range(len(ends)) if i not in repeated]
+            rewritten = "another conversation of the same run: its history was rewritten (sub-agent, compaction)"
             found.notes += Counter(  # without those of which there are none
                 {
                     "a request that the same run repeats, with the same answer": len(repeated),
-                    "another conversation of the same run: its history was not only appended to": len(ends) - 1,
+                    rewritten: len(ends) - 1,
                 }
             )
         of_group = outcomes[group]

@@ -32,9 +32,9 @@ class TrainingOptions:
         > Parameters that control the loop
 
         episodes_per_iteration (`int`, *optional*):
-            Number of episodes played in each iteration of algorithm 1, over all processes. If `None`, as many as
-            `samples_per_iteration` allows when eight transitions are trained on for each step of an episode of
-            `max_turns`, at least one for each process.
+            Number of episodes played in each iteration of algorithm 1, over all processes. If `None`, few enough
+            that each step of an episode of `max_turns` is trained on at least eight times, and one for each process
+            at least.
         samples_per_iteration (`int`, *optional*):
             Number of transitions trained on in each iteration, over all processes. Must be divisible by the global
             batch size. If `None`, the smallest such number that is at least eight batches, and eight for each step of

@@ -56,7 +56,7 @@ def write_page(
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters["in_turns"] = in_turns
+    environment.filters |= {"in_turns": in_turns, "duration": duration}
     page = environment.get_template(template).render(
         style=style,
         script=script,
@@ -74,6 +74,15 @@ def in_turns(text: str) -> str:
     """Put each turn that a critique foresees on a line of its own, as `episodes.js` does."""
     text = re.sub(r"([.!?:]) +(?=\w+\([^()\n]*\))", r"\1\n", text)
     return re.sub(r"(\w+\([^()\n]*\)) +(?=[A-Z])", r"\1\n", text).replace("Future:\n", "Future: ")
+
+
+def duration(seconds: float) -> str:
+    """Write a time in words."""
+    minutes, seconds = divmod(round(max(0.0, seconds)), 60)  # a clock can go back
+    hours, minutes = divmod(minutes, 60)
+    if hours:
+        return f"{hours} h {minutes} min"
+    return f"{minutes} min {seconds} s" if minutes else f"{seconds} s"
 
 
 def _source(text: str) -> str:

@@ -12,6 +12,7 @@ from huggingface_hub import ModelCard
 
 from ..records.log import TrainingLog
 from ..terminal import printable
+from .rendering import duration
 
 
 logger = logging.getLogger(__name__)
@@ -64,7 +65,7 @@ def summarize(run: Path, log: TrainingLog) -> Summary:
         step=max((row["step"] for row in rows), default=0),
         environment_steps=max((row.get("environment/steps", 0) for row in rows), default=0),
         tokens={kind: round(last[f"tokens/{kind}"]) for kind in TOKEN_KINDS if f"tokens/{kind}" in last},
-        duration=None if log.seconds is None else _duration(log.seconds),
+        duration=None if log.seconds is None else duration(log.seconds),
         successes=[success for item in log.evaluations.items() if (success := _success(*item)) is not None],
         training_success=training_rates[-1] if training_rates else None,
         unreadable=unreadable,
@@ -121,11 +122,3 @@ def _base_model(card: Path) -> str | list[str] | None:
 
 def _architectures(config: Path) -> list[str] | None:
     return json.loads(config.read_text(encoding="utf-8")).get("architectures")
-
-
-def _duration(seconds: float) -> str:
-    minutes, seconds = divmod(round(max(0.0, seconds)), 60)  # a clock can go back
-    hours, minutes = divmod(minutes, 60)
-    if hours:
-        return f"{hours} h {minutes} min"
-    return f"{minutes} min {seconds} s" if minutes else f"{seconds} s"
