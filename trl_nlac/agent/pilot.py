@@ -60,13 +60,8 @@ class Pilot:
         return pilot
 
     @property
-    def difference(self) -> float:
-        """How much the intervention changes the share of successes."""
-        return (self.gained - self.lost) / self.num_tasks
-
-    @property
     def interval(self) -> tuple[float, float]:
-        """The 95 % interval of the difference."""
+        """The 95 % interval of the difference in the share of successes."""
         return paired_interval(self.gained, self.lost, self.num_tasks)
 
     @property
@@ -77,8 +72,8 @@ class Pilot:
     @property
     def reason(self) -> str:
         """What was measured, what it means, and how many more tasks are needed."""
-        low, high = self.interval
-        measured = f"success changes by {self.difference:+.2f} ({low:+.2f} to {high:+.2f}) on {self.num_tasks} tasks"
+        difference, (low, high) = (self.gained - self.lost) / self.num_tasks, self.interval
+        measured = f"success changes by {difference:+.2f} ({low:+.2f} to {high:+.2f}) on {self.num_tasks} tasks"
         if failed := self.plain.failed + self.guarded.failed:
             measured += f", {failed} episodes failed"
         if low > 0:

@@ -25,10 +25,10 @@ def run(words: list[str]) -> None:
             raise CommandError(f"--{name} must be from {least} to {MAX_NUMBER}, got {vars(args)[name]}.")
     with one_line_errors_of_files(args.model):
         check_model(args.model)
+    agent = load_agent(args, brings_tools=True)
     with one_line_errors_of_files(args.model):
         guard = Guard.from_pretrained(args.model)
     _refuse_unproven(args, guard)
-    agent = load_agent(args, brings_tools=True)
     try:
         server = Server(args.port)
     except (OSError, OverflowError) as error:
