@@ -257,7 +257,8 @@ class TestServing:
         pilot.save_pretrained(folder)
         assert "--port" in serve("--refuse")
         Guard(block_below=-1.0).save_pretrained(folder)
-        assert "--refuse: the pilot refused below a score of 0.000, and the guard does below -1.000" in serve("--refuse")
+        message = serve("--refuse")
+        assert "--refuse: the pilot refused below a score of 0.000, and the guard does below -1.000" in message
 
     def test_of_other_weights(self, folder, serve):
         make_pilot(9, 0, weights="0" * 64).save_pretrained(folder)
