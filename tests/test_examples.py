@@ -132,7 +132,7 @@ def test_notebook(tmp_path, monkeypatch, capsys):
 def test_a_small_model_from_a_strong_one(tmp_path):
     """Logs, both reports and a pilot: the whole road."""
     models = ["--strong-model", TINY_MODEL, "--model", TINY_MODEL, "--num_logs", "4", "--num_tasks", "2"]
-    sizes = ["--max_steps", "1", "--num_critiques", "2", "--num_findings", "1", "--max_completion_length", "16"]
+    sizes = ["--max_steps", "1", "--max_completion_length", "16"]
     folder = ["--output_dir", str(tmp_path / "small")]
     output = run_script("examples/scripts/small_from_strong.py", *models, *sizes, *folder)
     assert "of 4 customers rightly" in output and "episode/success_rate: 0.000 before, 0.000 after" in output

@@ -10,7 +10,7 @@ Make a small model better from the logs of a strong one, and find out whether it
 2. `trl-nlac improve` trains the small model on them, failures included, and plays other customers before and after.
 3. `trl-nlac calibrate --pilot` plays these with and without refinement, and says whether to enable it.
 
-On a CPU, within hours (what the script does not know goes to `trl-nlac improve`):
+On a CPU, within hours:
 
 python examples/scripts/small_from_strong.py \
     --strong_model Qwen/Qwen2.5-1.5B-Instruct --model HuggingFaceTB/SmolLM2-135M-Instruct --output_dir runs/small
@@ -18,8 +18,8 @@ python examples/scripts/small_from_strong.py \
 A test run, with the package's tiny model in both places, which learns nothing here:
 
 python examples/scripts/small_from_strong.py \
-    --strong_model trl_nlac/tiny_model --model trl_nlac/tiny_model --num_logs 4 --num_tasks 2 \
-    --max_steps 1 --num_critiques 2 --num_findings 1 --max_completion_length 16
+    --strong_model trl_nlac/tiny_model --model trl_nlac/tiny_model \
+    --num_logs 4 --num_tasks 2 --max_steps 1 --max_completion_length 16
 """
 
 import json
@@ -56,6 +56,10 @@ class Arguments:
             Number of customers that the strong model answers.
         num_tasks (`int`, *optional*, defaults to `100`):
             Number of held-out customers, and of the pilot's.
+        max_steps (`int`, *optional*, defaults to `200`):
+            Number of training steps.
+        max_completion_length (`int`, *optional*, defaults to `64`):
+            Largest number of tokens of an answer.
         output_dir (`str`, *optional*, defaults to `"runs/small"`):
             Folder for all that is written.
     """
@@ -64,6 +68,8 @@ class Arguments:
     model: str = field(default="HuggingFaceTB/SmolLM2-135M-Instruct", metadata={"help": "Model to improve."})
     num_logs: int = field(default=300, metadata={"help": "Number of customers in the logs."})
     num_tasks: int = field(default=100, metadata={"help": "Number of held-out customers."})
+    max_steps: int = field(default=200, metadata={"help": "Number of training steps."})
+    max_completion_length: int = field(default=64, metadata={"help": "Largest number of tokens of an answer."})
     output_dir: str = field(default="runs/small", metadata={"help": "Folder for all that is written."})
 
 
@@ -115,9 +121,9 @@ def run(*words: str) -> None:
 
 
 def main():
-    args, options = TrlParser(Arguments).parse_args_and_config(return_remaining_strings=True)
+    (args,) = TrlParser(Arguments).parse_args_and_config()
     output, improved = Path(args.output_dir), str(Path(args.output_dir, "improved"))
-    answer = pipeline("text-generation", model=args.strong_model, max_new_tokens=32)
+    answer = pipeline("text-generation", model=args.strong_model, max_new_tokens=args.max_completion_length)
     rows = [play(answer, task) for task in make_tasks(args.num_logs, seed=0)]
     print(f"{args.strong_model} answers {sum(row['reward'] for row in rows):.0f} of {len(rows)} customers rightly.")
     logs = write_lines(output / "logs.jsonl", rows)
@@ -126,7 +132,8 @@ def main():
     shop, num_tasks = ["--environment_factory", f"{__file__}:Shop"], str(args.num_tasks)
     training = ["--model_name_or_path", args.model, "--output_dir", improved, "--action_format", "text"]
     training += ["--max_turns", str(MAX_TURNS), "--eval_dataset_name", held_out, "--num_tasks", num_tasks]
-    run("improve", logs, *training, *shop, *options)
+    training += ["--max_steps", str(args.max_steps), "--max_completion_length", str(args.max_completion_length)]
+    run("improve", logs, *training, *shop)
     pilot = ["--pilot", num_tasks, "--refine", "1", "--dataset_name", held_out]
     run("calibrate", f"{improved}/model", *pilot, *shop)
     print(f"The report is {improved}/report.html. Next: trl-nlac serve {improved}/model")
