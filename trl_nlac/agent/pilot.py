@@ -152,7 +152,8 @@ def refuse_unproven(model: str, intervention: str, guard: Guard) -> None:
 def digest_of_weights(folder: Path) -> str:
     """Return a digest of the weights in a folder, which tells whether a model was trained since."""
     digest = hashlib.sha256()
-    for path in sorted(path for path in folder.iterdir() if path.suffix in (".safetensors", ".bin")):
+    weights = (path for path in folder.iterdir() if path.suffix in (".safetensors", ".bin") and path.is_file())
+    for path in sorted(weights):
         with open(path, "rb") as file:
             while part := file.read(1 << 24):
                 digest.update(part)
