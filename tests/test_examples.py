@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import runpy
 import subprocess
 import sys
 import time
@@ -121,6 +122,27 @@ def test_notebook(tmp_path, monkeypatch, capsys):
     assert shell.user_ns["trainer"].state.global_step == 2
     assert "Optimality:" in capsys.readouterr().out
     assert (tmp_path / "runs" / "notebook" / "report.html").exists()
+
+
+def test_a_small_model_from_a_strong_one(tmp_path):
+    """Logs, both reports and a pilot: the whole road."""
+    models = ["--strong-model", TINY_MODEL, "--model", TINY_MODEL, "--num_logs", "4", "--num_tasks", "2"]
+    sizes = ["--max_steps", "1", "--max_completion_length", "16"]
+    folder = ["--output_dir", str(tmp_path / "small")]
+    output = run_script("examples/scripts/small_from_strong.py", *models, *sizes, *folder)
+    assert "of 4 customers rightly" in output and "episode/success_rate: 0.000 before, 0.000 after" in output
+    assert "Pilot of --refine 1: 2 tasks of small_from_strong.py:Shop" in output and "do not enable: no gain" in output
+    rows = [json.loads(line) for line in (tmp_path / "small" / "logs.jsonl").read_text().splitlines()]
+    assert len(rows) == 4 and all(len(row["messages"]) % 2 == 1 for row in rows)
+    assert (tmp_path / "small" / "improved" / "report.html").is_file()
+
+
+def test_the_shop_of_the_small_model():
+    shop = runpy.run_path(str(ROOT / "examples" / "scripts" / "small_from_strong.py"))["Shop"]()
+    assert "order A1?" in shop.reset(order="A1", parcel="P2", city="Lima")
+    said = ["Look up A1.", "look up P2", "look up P9"]
+    assert [shop.step(one).observation for one in said] == ["Sent as parcel P2.", "In Lima.", "There is no P9."]
+    assert [shop.step(one).reward for one in ("Lima.", "Lyon")] == [1.0, 0.0]
 
 
 def test_build_tiny_model(tmp_path):

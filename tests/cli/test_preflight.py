@@ -1,9 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 
 import json
-import os
 import re
-import subprocess
 import sys
 
 import pytest

@@ -30,7 +30,16 @@ from ..prompts import NLACPrompts
 from ..types import Answer, Judgement, Message, Prompt
 from .agent_action import AgentAction, Check
 from .backends import load_backend, present_device
-from .better_actions import Choice, act_better, choose_actions, judge_choices, predict_futures, refine_choices
+from .better_actions import (
+    Choice,
+    act_better,
+    act_guarded,
+    choose_actions,
+    judge_choices,
+    predict_futures,
+    refine_choices,
+)
+from .guard import Guard
 
 
 class NLACAgent:
@@ -346,17 +355,20 @@ class NLACAgent:
         num_candidates: int = 1,
         alpha: float = 1.0,
         rewards: EpisodeRewards | None = None,
+        guard: Guard | None = None,
     ) -> Evaluation:
         """
         Play episodes of each task, a row of a dataset, and let the critic judge some of the actions, as
         [`NLACTrainer.evaluate`] does. Where the environment has an oracle, `num_probes` critiques are compared with
-        the truth. `refine`, `num_candidates` and `alpha` improve actions, see [`act`]. `rewards` are in addition to
-        those of the environment.
+        the truth. `refine`, `num_candidates` and `alpha` improve actions, see [`act`]; in their place a `guard` can
+        refuse actions, see [`~agent.better_actions.act_guarded`]. `rewards` are in addition to those of the
+        environment.
         """
         torch.manual_seed(seed)
-        act = None
-        if refine or num_candidates > 1:
-            sampling = self.roles.samplings["evaluation"]
+        act, sampling = None, self.roles.samplings["evaluation"]
+        if guard is not None:
+            act = partial(act_guarded, self.roles, guard=guard, sampling=sampling)
+        elif refine or num_candidates > 1:
             act = partial(
                 act_better, self.roles, refine=refine, num_candidates=num_candidates, alpha=alpha, sampling=sampling
             )

@@ -14,6 +14,10 @@ from ..method.refinement import Attempt, ask_refined, refine_attempts, stored_at
 from ..method.roles import Roles
 from ..prompts import parse_critique, parse_future
 from ..types import Answer, Judgement, Prompt, Refinement, Transition
+from .guard import Guard
+
+
+MAX_REFUSALS = 3  # of the actions in one state
 
 
 @dataclass(frozen=True)
@@ -52,6 +56,25 @@ def act_better(
     for i, rounds in _rounds(roles, prompts, answers, refine).items():
         answers[i] = next((one.refined for one in reversed(rounds) if one.refined is not None), answers[i])
     return [replace(answer, prompt=prompt) for answer, prompt in zip(answers, prompts, strict=True)]
+
+
+def act_guarded(
+    roles: Roles, prompts: list[Prompt], seeds: list[int], guard: Guard, sampling: Sampling
+) -> list[Answer]:
+    """
+    Answer states, for [`~episodes.rollout.play_episodes`], and up to [`MAX_REFUSALS`] times again where the guard
+    blocks the action: greedy policies at temperature 1, as they would only repeat it. The last action is taken.
+    """
+    answers, again = roles.act(prompts, seeds, sampling), replace(sampling, temperature=sampling.temperature or 1.0)
+    open_ = [i for i, answer in enumerate(answers) if answer.parsed is not None]
+    for attempt in range(1, 1 + MAX_REFUSALS):
+        judged = judge_actions(roles, [roles.builder.continued(prompts[i], answers[i]) for i in open_])
+        blocked = [i for i, judgement in zip(open_, judged, strict=True) if guard.decide(judgement) == "block"]
+        others = roles.act([prompts[i] for i in blocked], [seeds[i] + attempt for i in blocked], again)
+        for i, answer in zip(blocked, others, strict=True):
+            answers[i] = answer
+        open_ = [i for i in blocked if answers[i].parsed is not None]
+    return answers
 
 
 def choose_actions(

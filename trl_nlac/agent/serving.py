@@ -25,14 +25,22 @@ class ServedAgent:
     """
     Answers the requests of a [`~gateway.server.Server`] with an agent. Those that wait are answered together. `refine`
     and `num_candidates` count where a request does not say. Without a `guard`, the default thresholds decide on
-    proposed actions.
+    proposed actions. Unless it `refuses`, it abstains where it would block.
     """
 
-    def __init__(self, agent: NLACAgent, guard: Guard | None = None, refine: int = 0, num_candidates: int = 1):
+    def __init__(
+        self,
+        agent: NLACAgent,
+        guard: Guard | None = None,
+        refine: int = 0,
+        num_candidates: int = 1,
+        refuses: bool = True,
+    ):
         self.agent = AsyncNLACAgent(agent)
         self.guard = guard or Guard()
         self.refine = refine
         self.num_candidates = num_candidates
+        self.refuses = refuses
         self._tasks: set[asyncio.Task] = set()
 
     def ask(self, request: Request[Question, Reply]) -> None:
@@ -78,9 +86,10 @@ class ServedAgent:
 
     async def _decide(self, proposal: Proposal) -> dict[str, Any]:
         judgement = await self.agent.critique(proposal.messages, proposal.action, proposal.tools)
+        decision = self.guard.decide(judgement)
         return {
             "object": "guard",
-            "decision": self.guard.decide(judgement),
+            "decision": "abstain" if decision == "block" and not self.refuses else decision,
             "score": None if judgement is None else judgement.verdict_score,
             "critique": None if judgement is None else judgement.critique,
             "block_below": self.guard.block_below,

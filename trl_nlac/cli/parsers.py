@@ -157,6 +157,12 @@ def serve_parser() -> Parser:
     )
     add_model_arguments(parser)
     add_improvement_arguments(parser)
+    parser.add_argument("--refuse", action="store_true", help="let the guard block actions; otherwise it abstains")
+    parser.add_argument(
+        "--without_pilot",
+        action="store_true",
+        help="refine, choose among candidates or refuse although no pilot of `trl-nlac calibrate` enables it",
+    )
     parser.add_argument("--port", type=int, default=8000, help="port on 127.0.0.1; 0 for a free one (default: 8000)")
     add_role_options(parser)
     return parser
@@ -166,10 +172,17 @@ def calibrate_parser() -> Parser:
     parser = Parser(
         prog="trl-nlac calibrate",
         description="Choose by logged conversations below which verdict score `trl-nlac serve` blocks an action, and "
-        "above which it passes, and store both with the model. Half of the conversations choose, the others measure.",
+        "above which it passes, and store both with the model. Half of the conversations choose, the others measure. "
+        "A pilot then plays tasks with and without an intervention, and says whether `trl-nlac serve` should have it: "
+        "that of the guard, whose blocked actions are chosen again, or --refine or --num_candidates.",
     )
-    add_model_arguments(parser)
-    parser.add_argument("logs", help="logged conversations with rewards, as for replay_dataset: a file, or a dataset")
+    add_agent_arguments(parser)
+    parser.add_argument(
+        "logs",
+        nargs="?",
+        help="logged conversations with rewards, as for replay_dataset: a file, or a dataset; with --pilot they can "
+        "be left out, for the thresholds that are stored",
+    )
     parser.add_argument(
         "--max_false_blocks",
         type=float,
@@ -182,7 +195,7 @@ def calibrate_parser() -> Parser:
         default=0.05,
         help="largest share of the actions of failures that may pass (default: 0.05)",
     )
-    add_role_options(parser)
+    parser.add_argument("--pilot", type=int, metavar="TASKS", help="play so many tasks with and without intervention")
     return parser
 
 

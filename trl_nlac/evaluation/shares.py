@@ -18,6 +18,17 @@ def wilson_interval(successes: float, n: int, confidence: float = 0.95) -> tuple
     return max(0.0, center - margin), min(1.0, center + margin)
 
 
+def paired_interval(gained: float, lost: float, n: int, confidence: float = 0.95) -> tuple[float, float]:
+    """
+    Return Bonett and Price's interval of the difference of two rates of successes in `n` pairs, at least 1, of which
+    `gained` and `lost` succeed on one side alone. It leaves 0 out where the exact sign test does, or nearly.
+    """
+    gains, losses = (gained + 1) / (n + 2), (lost + 1) / (n + 2)
+    z = NormalDist().inv_cdf(0.5 + confidence / 2)
+    margin = z * sqrt((gains + losses - (gains - losses) ** 2) / (n + 2))
+    return max(-1.0, gains - losses - margin), min(1.0, gains - losses + margin)
+
+
 def calibration(scores: Sequence[float], successes: Sequence[float]) -> dict[str, float]:
     """Compare log-odds of a "Yes" with outcomes, 1 or 0, see [`~evaluation.metrics.CriticCalibration`]."""
     scores, successes = np.asarray(scores), np.asarray(successes)

@@ -20,6 +20,7 @@ class Tally:
     def __init__(self):
         self.metrics: dict[str, list[float]] = defaultdict(list)  # values since `take`
         self.tokens: Counter[str] = Counter()
+        self.num_calls = 0  # answers that were generated, those within `uncounted` too
         self._lock = threading.Lock()
 
     @property
@@ -49,6 +50,7 @@ class Tally:
     def count(self, role: str, **tokens: int) -> None:
         """Add to the tokens of a role, by kind."""
         with self._lock:
+            self.num_calls += "generated" in tokens
             for kind, number in tokens.items():
                 self.tokens[f"{kind}/{role}"] += number
 
