@@ -54,11 +54,11 @@ class TestNLACConfig:
     @pytest.mark.parametrize(
         ("options", "samples", "episodes"),
         [
-            ({}, 80, 1),  # four for each of 20 turns
-            ({"max_turns": 3}, 64, 5),  # eight batches
-            ({"max_turns": 1}, 64, 16),
-            ({"episodes_per_iteration": 5, "max_turns": 3}, 64, 5),
-            ({"samples_per_iteration": 1024}, 1024, 12),
+            ({}, 160, 1),  # eight for each of 20 turns
+            ({"max_turns": 3}, 64, 2),  # eight batches
+            ({"max_turns": 1}, 64, 8),
+            ({"episodes_per_iteration": 5, "max_turns": 3}, 120, 5),
+            ({"samples_per_iteration": 1024}, 1024, 6),
             ({"samples_per_iteration": 8}, 8, 1),
         ],
     )
@@ -71,8 +71,8 @@ class TestNLACConfig:
     @pytest.mark.parametrize(
         ("options", "samples", "episodes"),
         [
-            ({}, 64, 16),
-            ({"samples_per_iteration": 32}, 32, 8),
+            ({}, 64, 8),
+            ({"samples_per_iteration": 32}, 32, 4),
             ({"episodes_per_iteration": 4}, 64, 4),
             ({"samples_per_iteration": 64, "episodes_per_iteration": 4}, 64, 4),
         ],
@@ -86,7 +86,7 @@ class TestNLACConfig:
 
     def test_few_stored_transitions_are_not_sampled_over_and_over(self, tmp_path):
         config = NLACConfig(str(tmp_path), use_cpu=True, bf16=False)
-        assert [config.num_samples(stored) for stored in (3, 20, 100)] == [12, 80, 80]
+        assert [config.num_samples(stored) for stored in (3, 20, 100)] == [24, 160, 160]
         config.samples_per_iteration = 48
         assert config.num_samples(3) == 48
 
@@ -94,13 +94,13 @@ class TestNLACConfig:
         config = NLACConfig(str(tmp_path), use_cpu=True, bf16=False)
         config.samples_per_iteration = 48
         config.set_single_turn()
-        assert (config.samples_per_iteration, config.episodes_per_iteration) == (48, 12)
+        assert (config.samples_per_iteration, config.episodes_per_iteration) == (48, 6)
 
     def test_options_that_were_left_open_follow_those_that_change_later(self, tmp_path):
         config = NLACConfig(str(tmp_path), use_cpu=True, bf16=False)
         config.max_turns = 17
         config.check()
-        assert config.samples_per_iteration == 72
+        assert config.samples_per_iteration == 136
         config = NLACConfig(str(tmp_path), use_cpu=True, bf16=False, samples_per_iteration=8)
         config.max_turns = 3
         config.check()

@@ -84,8 +84,8 @@ class TestTraining:
 
     @pytest.mark.parametrize(("rate", "warns"), [(0.005, True), (0.3, False)])
     def test_a_run_that_is_too_short_for_its_rate_says_so(self, tmp_path, caplog, rate, warns):
-        options = {"target_update_rate": rate, "max_steps": 3, "logging_steps": 1, "per_device_train_batch_size": 4}
-        trainer = make_trained(tmp_path, {**options, "samples_per_iteration": 4})
+        options = {"target_update_rate": rate, "target_max_age": 1, "max_steps": 3, "logging_steps": 1}
+        trainer = make_trained(tmp_path, {**options, "per_device_train_batch_size": 4, "samples_per_iteration": 4})
         assert ("is slow for a run of 12 samples: the initial weights still make up 94%" in caplog.text) == warns
         logs = [log for log in trainer.state.log_history if "target/initial_share" in log]
         shares = [log["target/initial_share"] for log in logs]
@@ -110,11 +110,12 @@ class TestTraining:
     def test_what_little_there_is_at_first_is_trained_on_more_often(self, tmp_path):
         """Sixteen attempts in one state would cost as much as in sixteen, and teach less."""
         config = {"samples_per_iteration": None, "episodes_per_iteration": 2, "max_turns": 2, "max_steps": 32}
+        config["per_device_train_batch_size"] = 8
         trainer = make_trainer(tmp_path, {**config, "num_updates_per_generation": 2, "logging_steps": 1})
         attempted, attempt = [], trainer._attempt
         trainer._attempt = lambda transitions: attempted.append(len(transitions)) or attempt(transitions)
         trainer.train()
-        assert trainer.args.samples_per_iteration == 32 and attempted == [4 * 4, 4 * 8]
+        assert trainer.args.samples_per_iteration == 64 and attempted == [8 * 4, 8 * 8]
         logs = [log for log in trainer.state.log_history if "loss" in log]
         assert len(logs) == 32 and all(log["critic/loss"] for log in logs)
 

@@ -103,7 +103,7 @@ class TestNumbers:
         ("options", "message"),
         [
             ({"max_turns": 200_000}, "`max_turns` must be between 1 and 100,000, got 200000"),
-            ({"samples_per_iteration": None, "max_turns": 90_000}, "`max_turns=90000`, .* 1,440,000 samples"),
+            ({"samples_per_iteration": None, "max_turns": 90_000}, "`max_turns=90000`, .* 2,880,000 samples"),
             ({"gradient_accumulation_steps": 10**9, "samples_per_iteration": None}, "a global batch size of 4000000"),
             ({"replay_buffer_size": 3, "max_turns": 4}, "`replay_buffer_size` must be at least `max_turns=4`, got 3"),
             ({"generation_kwargs": {"a": object()}}, "`generation_kwargs` must be what JSON can hold"),

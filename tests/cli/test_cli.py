@@ -350,7 +350,7 @@ class TestErrors:
     def test_known_errors_during_training(self, more, capsys):
         words = ["--environment_factory", "sub/more.py:Twice", "--environment_kwargs", "{}", "--eval_strategy", "no"]
         error = self.fail(capsys, *words)
-        assert "None of 8 episodes had a single turn" in error and "reset: ConnectionError: no line. Check" in error
+        assert "None of 4 episodes had a single turn" in error and "reset: ConnectionError: no line. Check" in error
         assert main(["train", "--config", "run.yaml", *words, "--output_dir", "other", "--debug"]) == 2
         traceback, _, line = capsys.readouterr().err.rpartition("trl-nlac train: error: ")
         assert "Traceback (most recent call last):" in traceback and line.startswith("None of ")

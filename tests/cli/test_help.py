@@ -87,7 +87,9 @@ with printed_warnings(), tqdm(total=12) as bar:
 
 
 def test_the_summary_repeats_warnings_and_what_was_not_trained(tmp_path, capsys):
-    (tmp_path / "_warnings.jsonl").write_text('{"step": 1, "message": "1"}\n' * 3 + '{"step": 2, "message": "2"}\n')
+    (tmp_path / "_warnings.jsonl").write_text(
+        '{"step": 1, "message": "one"}\n' * 3 + '{"step": 2, "message": "two"}\n'
+    )
     state = SimpleNamespace(log_history=[], global_step=2, max_steps=2)
     trainer = SimpleNamespace(state=state, args=SimpleNamespace(output_dir=str(tmp_path)))
     trainer.is_world_process_zero, trainer.idle = lambda: True, SimpleNamespace(has_trained=False)

@@ -143,7 +143,11 @@ class TestEpisodeRewards:
         with pytest.raises(ValueError, match="`reward_weights` has 2 entries for 1"):
             EpisodeRewards([len], [1.0, 2.0])
         two_episodes = ([[], []], [[], []], [[], []], [None, None], [{}, {}])
-        for returned, problem in [([1.0], "gave 1 rewards"), ([3e38, 0], "is 6e[+]38"), ({0: 1, 1: 1}, "gave dict")]:
+        for returned, problem in [
+            ([1.0], "gave 1 rewards"),
+            ([3e38, 0], "the reward is 6e[+]38"),
+            ({0: 1, 1: 1}, "gave dict"),
+        ]:
             with pytest.raises(EnvironmentFailure, match=f"`<lambda>` failed: (it )?{problem}"):
                 EpisodeRewards([lambda returned=returned, **kwargs: returned], [2.0])(*two_episodes)
 

@@ -16,7 +16,7 @@ from ..prompts import NLACPrompts
 from ..replay.files import read_episodes
 from ..replay.prioritized_replay import PrioritizedReplay
 from ..written_files import replaced
-from .buffer import files_of, print_counts
+from .buffer_stats import files_of, print_counts
 from .errors import CommandError, one_line_errors, one_line_errors_of_files
 from .options import check_model, load_conversations, silence_libraries
 

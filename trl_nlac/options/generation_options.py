@@ -22,7 +22,7 @@ class GenerationOptions:
     Parameters:
         > Parameters that control generation
 
-        max_generation_batch_size (`int`, *optional*, defaults to `128`):
+        max_generation_batch_size (`int`, *optional*, defaults to `64`):
             Largest number of sequences that one device generates in one call.
         ds3_gather_for_generation (`bool`, *optional*, defaults to `True`):
             Under DeepSpeed ZeRO-3 and FSDP2, whether each process gathers the whole model to generate with
@@ -69,7 +69,7 @@ class GenerationOptions:
         ValueError: If a value is out of range; the message names the option.
     """
 
-    max_generation_batch_size: int = 128
+    max_generation_batch_size: int = 64
     ds3_gather_for_generation: bool = True
     use_vllm: bool = False
     vllm_mode: str = field(default="colocate", metadata={"choices": ["colocate", "server"]})

@@ -27,7 +27,7 @@ IMAGE = DOCS / "images" / "learning.png"
 # Pages, and the tables between their marks: methods of `Tables`.
 PAGES = {
     Path("README.md"): ("told_costs",),
-    DOCS / "results.md": ("screen",),
+    DOCS / "results.md": ("screen", "default"),
     DOCS / "results_tables.md": (
         *("comparison", "equal_budgets", "twenty_times", "critic", "references", "relay", "handbook"),
     ),
