@@ -73,7 +73,7 @@ SETTINGS = dict(
     max_prompt_length=448,  # of the 512 tokens that the model can read, 64 are for the answer
     max_completion_length=64,
 )
-DESK_SETTINGS = dict(max_steps=400, max_turns=2, num_eval_episodes=48, eval_steps=40, logging_steps=40)
+DESK_SETTINGS = dict(max_steps=600, max_turns=2, num_eval_episodes=48, eval_steps=60, logging_steps=60)
 WORLD_SETTINGS = {
     "support_desk": DESK_SETTINGS,
     "service_desk": DESK_SETTINGS,

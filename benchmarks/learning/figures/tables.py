@@ -4,6 +4,7 @@
 
 from collections.abc import Callable, Sequence
 from functools import cached_property
+from math import prod
 from statistics import mean
 from typing import Any
 
@@ -24,6 +25,7 @@ from benchmarks.learning.figures.table import gap, label, number, rate, task_lab
 from benchmarks.learning.guess_the_number import REFERENCES
 from benchmarks.learning.methods.settings import SELF_DISTILLATION
 from benchmarks.learning.tasks import GUESS_THE_NUMBER, TASKS
+from trl_nlac import NLACConfig
 
 
 Run = tuple[str, str, str]  # set, task and method
@@ -74,10 +76,10 @@ WITHOUT_HISTORY = ("forgetful_monte_carlo", "scalar_forgetful")  # compared with
 
 def draws(cells: list[dict]) -> float | None:
     """Return how many transitions were drawn from the replay buffer for each environment step."""
-    settings = cells[0]["settings"]
-    if "samples_per_iteration" not in settings or "gradient_accumulation_steps" not in settings:
-        return None
-    batch = settings["per_device_train_batch_size"] * settings["gradient_accumulation_steps"]
+    settings, sizes = cells[0]["settings"], ("per_device_train_batch_size", "gradient_accumulation_steps")
+    if cells[0]["set"] != "default" and not settings.keys() >= {"samples_per_iteration", *sizes}:
+        return None  # it has no buffer, or does not say how much it drew
+    batch = prod(settings.get(size, NLACConfig.__dataclass_fields__[size].default) for size in sizes)
     return mean(batch * spent(cell, "gradient_steps") / spent(cell, "environment_steps") for cell in cells)
 
 
