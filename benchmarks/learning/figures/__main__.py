@@ -26,7 +26,7 @@ DOCS = Path("docs/source")
 IMAGE = DOCS / "images" / "learning.png"
 # Pages, and the tables between their marks: methods of `Tables`.
 PAGES = {
-    Path("README.md"): ("told_costs",),
+    Path("README.md"): ("front",),
     DOCS / "results.md": ("screen", "default"),
     DOCS / "results_tables.md": (
         *("comparison", "equal_budgets", "twenty_times", "critic", "references", "relay", "handbook"),

@@ -295,19 +295,39 @@ class Tables:
             rows.append([task_label(task), label(method), *shown])
         return reporting.table(["task", "method", *values], rows)
 
-    def told_costs(self) -> str:
-        """Format what NLAC gains over others on the told desk, and what it costs."""
-        words = {"nlac": "NLAC, the default", "hindsight": "Hindsight: what followed in place of a learned critic"}
-        words |= {"grpo": "GRPO", "rft": "RFT (rejection fine-tuning)"}
-        words[SELF_DISTILLATION] = "Self-distillation, without a critic"
+    def front(self) -> str:
+        """
+        Format what it takes to reach `LEVEL` of the oracle's success, and how many tokens an environment step must be
+        worth, so that NLAC is cheaper than every method that takes more steps.
+        """
+
+        def two(steps: float, tokens: float) -> str:
+            return f"{steps:,.0f} / {round(tokens, -3):,.0f}"
+
+        said = (
+            "what is right",
+            "which argument is wrong",
+            "what is right, often wrongly",
+            "only at the end",
+            "little",
+        )
+        words = {"nlac": "NLAC", "hindsight": "hindsight", SELF_DISTILLATION: "self-distillation"}
+        words |= {"rft": "RFT", "grpo": "GRPO"}
         rows = []
-        for name, said in words.items():
-            cells = self.of(TASKS[0], name, "default", "table", "baselines")
-            tokens = round(mean_cost(cells, "generated_tokens"), -3)
-            costs = [mean_cost(cells, "environment_steps"), tokens, mean_cost(cells, "seconds")]
-            rows.append([said, f"{mean(map(final_success, cells)):.2f}", *map(number, costs), str(len(cells))])
-        names = ["method", "success", "environment steps", "generated tokens", "CPU seconds", "seeds"]
-        return reporting.table(names, rows)
+        for task, failure in zip(TASKS, said, strict=True):
+            found = {}
+            for method in words:
+                cells = self.of(task, f"{method}_long", "baselines") or self.of(task, method, "default", "table")
+                cells = cells or self.of(task, method, "baselines")
+                found[method] = reach(cells, LEVEL) if cells else None
+            costs = {name: (one["environment_steps"], one["generated_tokens"]) for name, one in found.items() if one}
+            reached = {name: "never" if None in both else two(*both) for name, both in costs.items()}
+            shown = [reached.get(name, "–") for name in words]
+            steps, tokens = costs.pop("nlac")
+            later = [] if steps is None else [cost for cost in costs.values() if None not in cost and cost[0] > steps]
+            worth = [(tokens - fewer) / (more - steps) for more, fewer in later]
+            rows.append([failure, *shown, number(max(worth, default=None))])
+        return reporting.table(["a failure says", *words.values(), "a step's worth"], rows)
 
     def handbook(self) -> str:
         """Format the cells of the pretrained model, where held-out tasks are desks that were never seen."""
