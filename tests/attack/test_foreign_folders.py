@@ -38,7 +38,14 @@ FILES = [
     b'[1, "a", null]',
 ]
 VALUES = [None, [], {}, -1, 0, 1.5, "x", True, 10**12, "/etc/passwd", [1], {"a": 1}, "../..", 2**31, 1e308]
-OWN = ("nlac_roles.json", "nlac_prompts.json", "nlac_guard.json", "_nlac_run.json", "_settings.json")
+OWN = (
+    "nlac_roles.json",
+    "nlac_prompts.json",
+    "nlac_guard.json",
+    "nlac_pilot.json",
+    "_nlac_run.json",
+    "_settings.json",
+)
 OF_RUNS = ("training_log.jsonl", "_warnings.jsonl", "adapter_config.json", "special_tokens_map.json", "README.md")
 
 
@@ -59,6 +66,7 @@ def words_of(command: str, folder: Path, port: int) -> list[str]:
         "play": [str(folder), *factory, "--auto"],
         "serve": [str(folder), "--port", str(port)],  # which is in use, so that it ends
         "calibrate": [str(folder), logs],
+        "pilot": [str(folder), "--pilot", "1", *factory, "--refine", "1"],
         "report": [str(folder)],
         "buffer": ["stats", str(folder)],
         "plan": ["--model_name_or_path", str(folder), "--gpus", "1x80GB"],
@@ -76,7 +84,10 @@ def change_value(path: Path, rng: random.Random) -> None:
     path.write_text(json.dumps(whole))
 
 
-@pytest.mark.parametrize("command", ["evaluate", "play", "serve", "calibrate", "report", "buffer", "plan", *TRAINED])
+COMMANDS = ("evaluate", "play", "serve", "calibrate", "pilot", "report", "buffer", "plan", *TRAINED)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
 def test_a_foreign_folder(tmp_path, capsys, command):
     rng = random.Random(command)
     (tmp_path / "env.py").write_text(ENVIRONMENT)
@@ -93,7 +104,8 @@ def test_a_foreign_folder(tmp_path, capsys, command):
                 change_value(folder / name, rng)
             else:
                 (folder / name).write_bytes(rng.choice(FILES))
-            status = main([command, *words_of(command, folder, busy.getsockname()[1])])
+            name_of = "calibrate" if command == "pilot" else command
+            status = main([name_of, *words_of(command, folder, busy.getsockname()[1])])
             errors = capsys.readouterr().err
             assert status in (0, 2) and "Traceback" not in errors and len(errors) < 5000, (name, errors[-2000:])
 
