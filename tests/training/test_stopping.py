@@ -76,9 +76,9 @@ def runs():
     assert runs.server.wait(20) == 0
 
 
-def wait_for(path: Path) -> None:
+def wait_for(path: Path, text: str = "") -> None:
     deadline = time.monotonic() + 60
-    while not path.exists():
+    while not (path.exists() and text in path.read_text()):
         assert time.monotonic() < deadline, f"{path} does not come:\n{(path.parent / 'output').read_text()}"
         time.sleep(0.01)
 
@@ -141,6 +141,7 @@ def test_the_second_signal_stops_at_once(runs, tmp_path):
         (process,) = runs.command(run)
         wait_for(run / "reached")
         os.kill(process, signal.SIGTERM)
+        wait_for(run / "output", "Another one stops it at once")
         time.sleep(0.7)
         os.kill(process, signal.SIGTERM)
         assert runs.end() == [143]
