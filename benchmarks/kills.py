@@ -34,8 +34,8 @@ from trl_nlac import NLACConfig, NLACTrainer
 from trl_nlac.environments.embedded import COMPACT_PROMPTS, TINY_MODEL, make_environment, make_tasks
 from trl_nlac.records.folder import checkpoints
 from trl_nlac.training import build
-from trl_nlac.training.manifest import checksum
 from trl_nlac.types import RunRefused
+from trl_nlac.written_files import checksum
 
 
 NUM_STEPS = 12

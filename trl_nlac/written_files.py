@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""How files are written into folders that others can have filled: no link in them is followed."""
+"""How files are written into folders that others can have filled: no link in them is followed. And their checksums."""
 
+import hashlib
 import json
 import os
 from collections.abc import Iterator
@@ -11,6 +12,9 @@ from typing import Any
 from uuid import uuid4
 
 from .types import RunRefused
+
+
+_CHUNK = 1 << 22  # bytes read at once
 
 
 @contextmanager
@@ -64,3 +68,12 @@ def refuse_links(folder: str | Path) -> None:
         for path in (os.path.join(parent, name) for name in (*folders, *files)):
             if os.path.islink(path) and not (os.path.realpath(path) + os.sep).startswith(inside):
                 raise RunRefused(f"{path!r} is a link out of the folder, which no run makes. Remove it.")
+
+
+def checksum(path: Path) -> str:
+    """Return the SHA-256 of a file."""
+    digest = hashlib.sha256()
+    with open(path, "rb", buffering=0) as file:
+        while chunk := file.read(_CHUNK):
+            digest.update(chunk)
+    return digest.hexdigest()

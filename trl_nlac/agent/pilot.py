@@ -13,7 +13,7 @@ from transformers.utils import cached_file
 
 from ..episodes.pool import EnvironmentPool
 from ..evaluation.shares import paired_interval
-from ..written_files import write_json
+from ..written_files import checksum, write_json
 from .agent import NLACAgent
 from .guard import Guard
 
@@ -151,13 +151,8 @@ def refuse_unproven(model: str, intervention: str, guard: Guard) -> None:
 
 def digest_of_weights(folder: Path) -> str:
     """Return a digest of the weights in a folder, which tells whether a model was trained since."""
-    digest = hashlib.sha256()
     weights = (path for path in folder.iterdir() if path.suffix in (".safetensors", ".bin") and path.is_file())
-    for path in sorted(weights):
-        with open(path, "rb") as file:
-            while part := file.read(1 << 24):
-                digest.update(part)
-    return digest.hexdigest()
+    return hashlib.sha256(" ".join(map(checksum, sorted(weights))).encode()).hexdigest()
 
 
 def name_intervention(refine: int, num_candidates: int) -> str:

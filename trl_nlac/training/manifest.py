@@ -13,11 +13,10 @@ from typing import Any
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from ..types import RunRefused
-from ..written_files import replaced
+from ..written_files import checksum, replaced
 
 
 MANIFEST = "nlac_manifest.json"
-_CHUNK = 1 << 22  # bytes read at once
 _THREADS = 8  # hashing releases Python's lock
 
 
@@ -74,15 +73,6 @@ def named_in_errors(checkpoint: str | Path | None, is_over: Callable[[], bool] =
             raise
         reason = f"{type(error).__name__}: {' '.join(str(error).split())[:500]}"
         raise RunRefused(f"{checkpoint} cannot be read ({reason}). {_advice(Path(checkpoint))}") from error
-
-
-def checksum(path: Path) -> str:
-    """Return the SHA-256 of a file."""
-    digest = hashlib.sha256()
-    with open(path, "rb", buffering=0) as file:
-        while chunk := file.read(_CHUNK):
-            digest.update(chunk)
-    return digest.hexdigest()
 
 
 def _digest(files: dict[str, Any]) -> str:

@@ -229,21 +229,18 @@ class Tables:
         rows = []
         for task in TASKS:
             for kind, words in (("default", "default"), ("table", "rehearsed")):
-                cells = self.of(task, "nlac", kind)
-                if not cells:
-                    continue
-                steps, reached = mean_cost(cells, "environment_steps"), reach(cells, LEVEL)
-                row = [task_label(task), words, str(len(cells)), rate(of_cells(cells, final_success))]
-                row.append(f"{min(map(final_success, cells)):.2f}")
-                row.append(f"{number(reached['environment_steps'])} ({reached['num_seeds']} of {len(cells)})")
-                row.append(f"{draws(cells):.0f}")
-                each = [mean_cost(cells, cost) for cost in ("generated_tokens", "trained_tokens")]
-                row += ["–" if total is None else number(total / steps) for total in each]
-                row += [number(mean_cost(cells, cost)) for cost in ("gradient_steps", "seconds")]
-                rows.append(row)
+                run = kind, task, "nlac"
+                if run in self.runs:
+                    cells = self.runs[run]
+                    each = {"NLAC": words, "worst": f"{min(map(final_success, cells)):.2f}"}
+                    for cost in ("generated", "trained"):
+                        total = mean_cost(cells, f"{cost}_tokens")
+                        mean_step = None if total is None else total / mean_cost(cells, "environment_steps")
+                        each[f"{cost} tokens a step"] = number(mean_step)
+                    rows.append({**self.row(run, cells), **each})
         names = ["task", "NLAC", "seeds", "success", "worst", f"steps to {LEVEL}", "draws a step"]
-        names += ["generated tokens a step", "trained tokens a step", "gradient steps", "CPU seconds"]
-        return reporting.table(names, rows)
+        names += ["generated tokens a step", "trained tokens a step", "gradient steps", "seconds"]
+        return reporting.table(names, [[row[name] for name in names] for row in rows])
 
     def equal_budgets(self) -> str:
         """Format NLAC's success beside others' at the smaller of both budgets of a cost."""
@@ -301,9 +298,6 @@ class Tables:
         worth, so that NLAC is cheaper than every method that takes more steps.
         """
 
-        def two(steps: float, tokens: float) -> str:
-            return f"{steps:,.0f} / {round(tokens, -3):,.0f}"
-
         said = (
             "what is right",
             "which argument is wrong",
@@ -315,18 +309,18 @@ class Tables:
         words |= {"rft": "RFT", "grpo": "GRPO"}
         rows = []
         for task, failure in zip(TASKS, said, strict=True):
-            found = {}
+            costs, shown = {}, [failure]
             for method in words:
-                cells = self.of(task, f"{method}_long", "baselines") or self.of(task, method, "default", "table")
-                cells = cells or self.of(task, method, "baselines")
-                found[method] = reach(cells, LEVEL) if cells else None
-            costs = {name: (one["environment_steps"], one["generated_tokens"]) for name, one in found.items() if one}
-            reached = {name: "never" if None in both else two(*both) for name, both in costs.items()}
-            shown = [reached.get(name, "–") for name in words]
+                cells = self.of(task, f"{method}_long", "baselines")
+                cells = cells or self.of(task, method, "default", "table", "baselines")
+                reached = reach(cells, LEVEL) if cells else {}
+                cost = costs[method] = reached.get("environment_steps"), reached.get("generated_tokens")
+                missing = "never" if cells else "–"
+                shown.append(missing if None in cost else f"{cost[0]:,.0f} / {round(cost[1], -3):,.0f}")
             steps, tokens = costs.pop("nlac")
             later = [] if steps is None else [cost for cost in costs.values() if None not in cost and cost[0] > steps]
             worth = [(tokens - fewer) / (more - steps) for more, fewer in later]
-            rows.append([failure, *shown, number(max(worth, default=None))])
+            rows.append([*shown, number(max(worth, default=None))])
         return reporting.table(["a failure says", *words.values(), "a step's worth"], rows)
 
     def handbook(self) -> str:
