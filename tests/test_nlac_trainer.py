@@ -82,6 +82,15 @@ class TestTraining:
         torch.testing.assert_close(trainer.target_weights.state_dict(), expected)
         assert trainer.target_weights.num_updates == 3
 
+    @pytest.mark.parametrize(
+        ("changes", "warns"),
+        [({"target_max_age": 2}, True), ({}, False), ({"target_max_age": 2, "bootstrap": "monte_carlo"}, False)],
+    )
+    def test_a_run_that_is_too_short_for_the_age_of_its_targets_says_so(self, tmp_path, caplog, changes, warns):
+        make_trained(tmp_path, {"max_turns": 4, "max_steps": 6, "target_max_age": 1, **changes})
+        warning = "`target_max_age=2` is long for a run of 6 iterations: a success can need 8 to reach the first of "
+        assert (f"{warning}`max_turns=4` steps. Set it to 1, or train longer." in caplog.text) == warns
+
     @pytest.mark.parametrize(("rate", "warns"), [(0.005, True), (0.3, False)])
     def test_a_run_that_is_too_short_for_its_rate_says_so(self, tmp_path, caplog, rate, warns):
         options = {"target_update_rate": rate, "target_max_age": 1, "max_steps": 3, "logging_steps": 1}

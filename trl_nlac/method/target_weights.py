@@ -194,6 +194,14 @@ class WeightsCallback(TrainerCallback):
                 f"initial weights still make up {share:.0%} of the target weights at its end. Raise it to "
                 f"{1 - MAX_INITIAL_SHARE ** (1 / num_samples):.2g} or more, or train longer."
             )
+        bootstraps = args.critic_loss_coef and args.bootstrap != "monte_carlo"
+        num_iterations, age = state.max_steps // args.updates_per_iteration, args.target_max_age
+        if bootstraps and age > 1 and args.max_turns * age > num_iterations:
+            logger.warning(
+                f"`target_max_age={age}` is long for a run of {num_iterations:,} iterations: a success can need "
+                f"{args.max_turns * age:,} to reach the first of `max_turns={args.max_turns}` steps. Set it to "
+                f"{max(1, num_iterations // args.max_turns)}, or train longer."
+            )
 
     def on_step_end(self, args, state, control, model=None, **kwargs):
         self.target_weights.update(model, args.global_batch_size)
