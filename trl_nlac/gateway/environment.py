@@ -305,7 +305,9 @@ class _Run:
         while True:
             event = self._events.get()
             if isinstance(event, _End):
-                self._close(event)
+                self.returned, self.is_open = event.value, False
+                self._server.close(self._key)
+                self._refuse_all()
                 if event.error is not None:
                     raise EnvironmentFailure(
                         f"the agent failed: {type(event.error).__name__}: {describe_error(event.error)}"
@@ -314,15 +316,13 @@ class _Run:
             if event.is_abandoned:
                 continue
             self._asked = [said(message) for message in event.question.messages]
-            if not self._repeat(event):
+            for conversation in self._conversations:
+                if conversation.is_repeated_by(event.question, self._asked):  # a reply that did not arrive
+                    conversation.is_delivered = event.reply(conversation.reply)
+                    break
+            else:
                 self._request = event
                 return event
-
-    def _close(self, end: _End) -> None:
-        """Note the end of the agent."""
-        self.returned, self.is_open = end.value, False
-        self._server.close(self._key)
-        self._refuse_all()
 
     def _refuse_all(self) -> None:
         """Refuse the requests that wait; only the end of the agent stays."""
@@ -337,14 +337,6 @@ class _Run:
         except queue.Empty:
             for event in ends:
                 self._events.put(event)
-
-    def _repeat(self, request: "Request") -> bool:
-        """Give a reply again that did not arrive, where a request asks for it."""
-        for conversation in self._conversations:
-            if conversation.is_repeated_by(request.question, self._asked):
-                conversation.is_delivered = request.reply(conversation.reply)
-                return True
-        return False
 
     def _open(self, request: "Request") -> Opening:
         """Begin a conversation with a request."""
@@ -367,10 +359,7 @@ class _Run:
     # The agent, in a thread of its own
 
     def _work(self) -> None:
-        try:
-            end = _End(finish(self._call()))
-        except BaseException as error:  # an agent that calls sys.exit has failed like others
-            end = _End(error=error)
+        end = _outcome(lambda: finish(self._call()))  # an agent that calls sys.exit has failed like others
         self.returned = end.value
         self._events.put(end)
 
