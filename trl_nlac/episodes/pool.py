@@ -201,8 +201,7 @@ class EnvironmentPool:
                 if not spare:
                     return None
                 self.discard(spare.pop())  # to make room
-            num_closing = sum(thread.is_alive() and time.monotonic() < end for thread, end in self._closers.items())
-            if self._num_playing + (not own) + num_closing > self.max_instances:
+            if self._num_playing + (not own) + self._num_closing > self.max_instances:
                 return None
         return own.pop() if own else self._hire(name, self._move)
 
@@ -269,6 +268,11 @@ class EnvironmentPool:
     def _num_playing(self) -> int:
         """Number of instances that play, or could."""
         return len(self._workers - self._examples)
+
+    @property
+    def _num_closing(self) -> int:
+        now = time.monotonic()
+        return sum(thread.is_alive() and now < end for thread, end in self._closers.items())
 
     def _hire(self, name: str, move: Mover | None = None) -> EnvironmentWorker:
         make = partial(_make, self._factories[name], self._tools)

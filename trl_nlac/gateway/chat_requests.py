@@ -219,6 +219,14 @@ def _object(value: Any, parameter: str | None = None) -> dict[str, Any]:
 # Conversations
 
 
+def is_echo(message: Message, reply: Message, stop: tuple[str, ...]) -> bool:
+    """Whether a message of a history is a reply that was given; it can have a text of `stop` at its end again."""
+    if message["role"] != "assistant" or said(message)[2] != said(reply)[2]:
+        return False
+    given, echoed = said(reply)[1], said(message)[1]
+    return given in (echoed, *(echoed.removesuffix(text.strip()).strip() for text in stop))
+
+
 def what_followed(
     messages: Sequence[Message], reply: Message, stop: tuple[str, ...], given: Set[str]
 ) -> tuple[list[Message], bool] | None:
@@ -250,9 +258,7 @@ def what_followed(
     echo = {"role": "assistant", "content": "\n".join(filter(None, texts))}
     if echoed:
         echo["tool_calls"] = [echoed[place][0] for place in sorted(echoed)]
-    (_, text, own), (_, replied, of_reply) = said(echo), said(reply)
-    ends = (text, *(text.removesuffix(end.strip()).strip() for end in stop))  # it can have one of `stop` again
-    is_whole = own == of_reply and replied in ends
+    is_whole = is_echo(echo, reply, stop)
     if not texts or not (echoed or is_whole):
         return None
     end = next((i for i, message in enumerate(rest) if message["role"] == "assistant"), len(rest))

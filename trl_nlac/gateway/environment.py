@@ -185,10 +185,6 @@ class _Conversation:
         followed = what_followed(question.messages[length:], self.reply.message, self.question.stop, given)
         return followed[0] if followed is not None and followed[1] else None
 
-    def is_repeated_by(self, question: Question, asked: list[tuple]) -> bool:
-        """Whether a request is the last one again, because its reply did not arrive."""
-        return not self.is_delivered and asked == self.asked and question.tools == self.tools
-
     def rewritten_by(self, request: "Request", given: set[str]) -> list[Message]:
         """What follows the last answer in a request with another history; empty if that does not have the answer."""
         if not self._can_follow(request):
@@ -313,11 +309,12 @@ class _Run:
                         f"the agent failed: {type(event.error).__name__}: {describe_error(event.error)}"
                     ) from event.error
                 return None
-            if event.is_abandoned:
+            if event.future.cancelled():  # the client is gone
                 continue
             self._asked = [said(message) for message in event.question.messages]
             for conversation in self._conversations:
-                if conversation.is_repeated_by(event.question, self._asked):  # a reply that did not arrive
+                is_same = conversation.asked == self._asked and conversation.tools == event.question.tools
+                if is_same and not conversation.is_delivered:
                     conversation.is_delivered = event.reply(conversation.reply)
                     break
             else:

@@ -48,11 +48,6 @@ class Request(Generic[Asked, Answered]):
         self.asked_at = time.monotonic()
         self.future: Future[Answered] = Future()
 
-    @property
-    def is_abandoned(self) -> bool:
-        """Whether the client is gone."""
-        return self.future.cancelled()
-
     def reply(self, reply: Answered) -> bool:
         """Answer. Return whether the client was still there."""
         return self._finish(lambda: self.future.set_result(reply))
