@@ -20,16 +20,16 @@ FREE = ("types", "private_names", "written_files")  # to all
 TRAINER = {
     "types private_names written_files secrets shards prompts": "",
     "terminal": "secrets",
-    "event_loop rendezvous": "terminal",
+    "event_loop": "terminal",
     "options": "secrets terminal",
     "chat replay": "",
     "generation": "options secrets shards event_loop terminal",
     "nlac_config": "options secrets",
     "method": "chat generation nlac_config options prompts shards event_loop",
-    "episodes": "method chat generation prompts event_loop rendezvous terminal secrets shards",
+    "episodes": "method chat generation prompts event_loop terminal secrets shards",
     "evaluation": "episodes method chat generation prompts",
     "records": "evaluation episodes options nlac_config terminal secrets",
-    "training": "records evaluation episodes method generation replay chat prompts nlac_config options rendezvous "
+    "training": "records evaluation episodes method generation replay chat prompts nlac_config options "
     "event_loop secrets shards terminal",
     "nlac_trainer": "training records evaluation episodes method chat prompts nlac_config",
 }

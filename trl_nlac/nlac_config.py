@@ -183,16 +183,13 @@ class NLACConfig(TrainingOptions, RoleOptions, GenerationOptions, EnvironmentOpt
             setattr(self, name, None)
         left = [name for name in _LEFT_OPEN if vars(self)[name] is None]
         self._size_iterations()
-        self._check_async_rollouts()
-        self._filled = {name: vars(self)[name] for name in left}
-
-    def _check_async_rollouts(self) -> None:
         if self.async_rollouts and not (self.use_vllm and self.vllm_mode == "server"):
             raise ValueError(
                 "`async_rollouts=True` plays with the engine of a vLLM server while the model trains, but generation "
                 f"is set to `use_vllm={self.use_vllm}` and `vllm_mode={self.vllm_mode!r}`. Start a server, and set "
                 "`use_vllm=True` and `vllm_mode='server'`."
             )
+        self._filled = {name: vars(self)[name] for name in left}
 
     def _size_iterations(self) -> None:
         """Set the numbers of samples and episodes of an iteration that are `None`, and check those that are not."""

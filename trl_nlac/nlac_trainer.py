@@ -176,7 +176,11 @@ class NLACTrainer(PublishedTrainer, ComparedEvaluations, RunTrainer):
         args = build.checked_args(args, model, eval_dataset)
         self.environments = build.make_environments(args, environment_factory, tools, reward_funcs, train_dataset)
         self.rewards = build.make_rewards(
-            args, self.environments, reward_funcs, reward_processing_classes, self._reward_context
+            args,
+            self.environments,
+            reward_funcs,
+            reward_processing_classes,
+            lambda: {"trainer_state": self.state, "log_metric": self.records.add_function_metric},
         )
         train_dataset = build.choose_tasks(
             args, self.environments, environment_factory, train_dataset, eval_dataset, reward_funcs, replay_dataset
@@ -316,7 +320,7 @@ class NLACTrainer(PublishedTrainer, ComparedEvaluations, RunTrainer):
             for number, examples in enumerate(passes, start=1):
                 with accumulating(self.accelerator, model, is_last=number == len(passes)):
                     loss = loss + super().training_step(model, examples, num_items_in_batch)
-            self.records.add_batch()
+            self.records.num_samples += self.args.per_device_train_batch_size * self.args.world_size
             if not self._batches:
                 self.records.end_iteration()
                 if self.args.logging_strategy == "no":  # no log takes them
@@ -362,8 +366,7 @@ class NLACTrainer(PublishedTrainer, ComparedEvaluations, RunTrainer):
         """Store episodes and record them. Returns the ids of their conversations, see [`PrioritizedReplay.add`]."""
         numbers = self.replay.add(all_conversations(episodes))
         self.records.add_episodes(episodes, numbers, self.state.global_step)
-        for age in self.rollouts.take_staleness(self.state.global_step):
-            self.records.metrics["rollout/staleness"].append(age)
+        self.records.metrics["rollout/staleness"] += self.rollouts.take_staleness(self.state.global_step)
         return numbers
 
     def _play(self, tasks: list[dict[str, Any]], step: int, is_last: bool) -> None:
@@ -400,7 +403,8 @@ class NLACTrainer(PublishedTrainer, ComparedEvaluations, RunTrainer):
         with self.records.timed("target"):
             targets, versions = reuse.complete(write_targets(self.roles, reuse.due, questions))
         sizes = (self.args.global_batch_size, self.args.draws_per_iteration)
-        self.roles.tally.note_all(target_lags(self.target_weights, versions, *sizes))
+        for name, lags in target_lags(self.target_weights, versions, *sizes).items():
+            self.roles.tally.note(name, lags)
         return targets
 
     def _refine(
@@ -456,10 +460,6 @@ class NLACTrainer(PublishedTrainer, ComparedEvaluations, RunTrainer):
         coefficients = {"critic": self.args.critic_loss_coef, "policy": self.args.policy_loss_coef}
         self.idle.update({loss: metrics[f"{loss}/num_examples"] for loss in coefficients if coefficients[loss]})
         self.idle.check(list(self.records.formats.causes().values()))
-
-    def _reward_context(self) -> dict[str, Any]:
-        """Additional arguments of reward functions, as in TRL."""
-        return {"trainer_state": self.state, "log_metric": self.records.add_function_metric}
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         if "loss" in logs:  # the log of training steps; those of evaluation and of the end have their own metrics

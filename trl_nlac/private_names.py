@@ -34,8 +34,8 @@ def __getattr__(name: str):
     if name not in PLACES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:
-        return getattr(import_module(PLACES[name]), name)
-    except AttributeError as error:
+        return vars(import_module(PLACES[name]))[name]
+    except KeyError as error:
         package = PLACES[name].partition(".")[0]
         raise ImportError(
             f"`{PLACES[name]}.{name}` is not in this version of {package}. Install one that trl-nlac asks for: "

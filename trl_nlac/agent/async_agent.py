@@ -127,10 +127,10 @@ class AsyncNLACAgent:
     async def _serve(self) -> None:
         """Answer waiting calls, batch by batch, until there are none."""
         await asyncio.sleep(0)  # so that calls of the same moment join the batch
-        while self._find_waiting():
-            kind = self._waiting[0][:2]
-            batch = [question for question in self._waiting if question[:2] == kind][: self.max_batch_size]
-            self._waiting = [question for question in self._waiting if question not in batch]
+        while waiting := [question for question in self._waiting if not question.answer.cancelled()]:
+            kind = waiting[0][:2]
+            batch = [question for question in waiting if question[:2] == kind][: self.max_batch_size]
+            self._waiting = [question for question in waiting if question not in batch]
             answer_all, options = kind
             try:
                 answers = await asyncio.to_thread(_call, answer_all, [question.content for question in batch], options)
@@ -143,11 +143,6 @@ class AsyncNLACAgent:
                     question.answer.set_exception(answer)
                 else:
                     question.answer.set_result(answer)
-
-    def _find_waiting(self) -> bool:
-        """Forget the calls that were cancelled, and return whether others wait."""
-        self._waiting = [question for question in self._waiting if not question.answer.cancelled()]
-        return bool(self._waiting)
 
 
 def _call(answer_all: Callable[..., list[Any]], contents: list[Any], options: tuple) -> list[Any]:

@@ -112,12 +112,17 @@ def read_pilots(model: str) -> dict[str, Pilot]:
     Raises:
         ValueError: If the file has no pilots.
     """
+    return _find_pilots(model)[0]
+
+
+def _find_pilots(model: str) -> tuple[dict[str, Pilot], Path | None]:
+    """Return the pilots of [`read_pilots`], and the folder in which they are."""
     path = cached_file(model, PILOT_FILE, _raise_exceptions_for_missing_entries=False)
     if path is None:
-        return {}
+        return {}, None
     try:
         rows = json.loads(Path(path).read_text(encoding="utf-8"))
-        return {name: Pilot.of_row(row) for name, row in rows.items()}
+        return {name: Pilot.of_row(row) for name, row in rows.items()}, Path(path).parent
     except (ValueError, TypeError, KeyError, AttributeError, ArithmeticError, RecursionError) as error:
         raise ValueError(
             f"{path} has no results of pilots ({type(error).__name__}: {error}). Remove it, and play them again."
@@ -131,12 +136,13 @@ def refuse_unproven(model: str, intervention: str, guard: Guard) -> None:
     Raises:
         ValueError: If there is none, it was of other weights or another threshold, or its verdict is no.
     """
-    pilot = read_pilots(model).get(intervention)
+    pilots, folder = _find_pilots(model)
+    pilot = pilots.get(intervention)
     words = "" if intervention == REFUSE else f" {intervention}"
     again = f"Play one with `trl-nlac calibrate {model} --pilot 100{words}`, or add --without_pilot."
     if pilot is None:
         raise ValueError(f"no pilot says that this helps. {again}")
-    if pilot.weights != digest_of_weights(Path(cached_file(model, PILOT_FILE)).parent):
+    if pilot.weights != digest_of_weights(folder):
         raise ValueError(f"the pilot in {PILOT_FILE} was played with other weights. {again}")
     if intervention == REFUSE and pilot.block_below != guard.block_below:
         before, now = pilot.block_below, guard.block_below

@@ -6,6 +6,7 @@ import json
 import logging
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from ..types import Answer, Message, Prompt
@@ -102,6 +103,7 @@ def choose_format(
     return name
 
 
+@dataclass(eq=False)
 class ActionFormat:
     """
     The format of actions in a conversation: `"react"`, `"text"` or `"tool_call"`, which is the chat template's own. If
@@ -109,17 +111,18 @@ class ActionFormat:
     not support the format.
     """
 
-    def __init__(self, chat: ChatEncoder, name: str, keeps_history: bool = True):
-        if name == "tool_call" and not chat.calls_tools:
+    chat: ChatEncoder
+    name: str
+    keeps_history: bool = True
+
+    def __post_init__(self):
+        self.calls_tools = self.name == "tool_call"
+        if self.calls_tools and not self.chat.calls_tools:
             raise ValueError(
                 "`action_format='tool_call'` needs a chat template that shows tools and tool calls, and a "
                 "`response_template` of the tokenizer to parse them. Use `action_format='react'` with this model."
             )
-        self.chat = chat
-        self.name = name
-        self.keeps_history = keeps_history
-        self.calls_tools = name == "tool_call"
-        self.shows_thoughts = name == "react"  # whether an action follows a thought in words
+        self.shows_thoughts = self.name == "react"  # whether an action follows a thought in words
         self._held_tools: set[str] = set()  # JSON of tools that were checked
 
     def check_tools(self, tools: Sequence[dict[str, Any]]) -> None:

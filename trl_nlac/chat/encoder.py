@@ -47,7 +47,13 @@ class ChatEncoder:
         self.calls_tools = self.template.calls_tools
         self._turn_end_ids = {self.end_of_turn_id, *self.stop_ids}
         self._keeps_indentation = True
-        self._check_against_template()
+        if not self._is_as_template(""):
+            raise ValueError(
+                "Under the chat template of the tokenizer (`processing_class`), the tokens of a conversation are not "
+                "those of its turns one after the other: earlier turns change as it grows, or the tokenizer puts a "
+                "space before every text. The model would not be trained on what it sampled. Use a template and a "
+                "tokenizer in which every turn stands for itself."
+            )
         self._keeps_indentation = self._is_as_template("   ")
 
     # Conversations
@@ -340,11 +346,8 @@ class ChatEncoder:
             return token_ids.index(tag_id) + 1 if tag_id in token_ids else None
         if text not in self.tokenizer.decode(token_ids):
             return None
-        low, high = 0, len(token_ids)
-        while low < high:
-            middle = (low + high) // 2
-            low, high = (low, middle) if text in self.tokenizer.decode(token_ids[:middle]) else (middle + 1, high)
-        return low
+        lengths = range(len(token_ids))
+        return bisect_left(lengths, True, key=lambda length: text in self.tokenizer.decode(token_ids[:length]))
 
     def _encode_turn(self, message: Message, end_id: int) -> list[int]:
         """Encode a turn as the template shows it, up to the token that ends it."""
@@ -365,15 +368,6 @@ class ChatEncoder:
             {"role": "user", "content": f"{indentation}three"},
         ]
         return self.start(messages) + self.prefill == self.template.encode(self.template.render(messages))
-
-    def _check_against_template(self) -> None:
-        if not self._is_as_template(""):
-            raise ValueError(
-                "Under the chat template of the tokenizer (`processing_class`), the tokens of a conversation are not "
-                "those of its turns one after the other: earlier turns change as it grows, or the tokenizer puts a "
-                "space before every text. The model would not be trained on what it sampled. Use a template and a "
-                "tokenizer in which every turn stands for itself."
-            )
 
     def _end(self, last_id: int) -> list[int]:
         """Tokens that are missing at the end of a turn whose last token is `last_id`."""

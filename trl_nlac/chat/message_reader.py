@@ -44,13 +44,10 @@ def read_conversation(messages: Any) -> tuple[list[Message], list[int]]:
     `tool_call_id`, `name` and thoughts. Returned with them, for each message that was given: the index of the one that
     it has become or is part of. Raise a `ValueError` if they are none.
     """
-    if (
-        not isinstance(messages, list)
-        or not messages
-        or not all(isinstance(m, dict) and "role" in m for m in messages)
-    ):
+    given = messages if isinstance(messages, list) else []
+    if not given or not all(isinstance(message, dict) and "role" in message for message in given):
         raise ValueError("there is no list of messages with a `role` each")
-    given = [read_message(message, i) for i, message in enumerate(messages)]
+    given = [read_message(message, i) for i, message in enumerate(given)]
     num_system = next((i for i, message in enumerate(given) if message["role"] != "system"), len(given))
     if num_system and all(message["role"] != "user" for message in given):
         num_system -= 1

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from transformers import AddedToken, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
 
 # Where a tag that others wrote is broken while a template shows it. Marks of ours in their texts are broken, too.
@@ -28,7 +28,9 @@ class PlainText:
         added = {i: token for i, token in tokenizer.added_tokens_decoder.items() if len(token.content.strip()) > 1}
         self._tokenizer = tokenizer
         self._splitting = copy.deepcopy(tokenizer)  # it splits what is flagged as special, so everything is
-        ordinary = [_as_special(token) for token in added.values() if not token.special]
+        ordinary = [copy.copy(token) for token in added.values() if not token.special]
+        for token in ordinary:
+            token.special = True
         self._splitting.add_tokens(ordinary, special_tokens=True)
         self._tag_ids = {token.content: i for i, token in added.items()}
         self._forbidden = added.keys() - {tokenizer.unk_token_id}
@@ -49,11 +51,11 @@ class PlainText:
 
     def render(self, template: Callable[[Any], str], value: Any) -> str:
         """Let a template show a value of others, in which every tag is broken until [`encode_rendered`]."""
-        text = template(_mapped(self._broken, value))
+        text = template(mapped(self._broken, value))
         if self._names.isdisjoint(_strings(value)):
             return text
         # A template that writes `<key>` makes a tag of the name of one.
-        names_too = template(_mapped(lambda part: self._broken(part, names_too=True), value))
+        names_too = template(mapped(lambda part: self._broken(part, names_too=True), value))
         return min(text, names_too, key=lambda rendered: len(self._tag.findall(rendered)))
 
     def encode_rendered(self, text: str) -> list[int]:
@@ -69,8 +71,10 @@ class PlainText:
     def _split(self, text: str) -> list[int]:
         return self._splitting(text, add_special_tokens=False, split_special_tokens=True)["input_ids"]
 
-    def _broken(self, text: str, names_too: bool = False) -> str:
+    def _broken(self, text: Any, names_too: bool = False) -> Any:
         """Break every tag in a text after its first character: no other tag ends before."""
+        if not isinstance(text, str):
+            return text
         if names_too and text in self._names:
             return text[0] + _BREAK + text[1:]
         parts, start = [], 0
@@ -80,29 +84,18 @@ class PlainText:
         return _BREAK.join([*parts, text[start:]])
 
 
-def _as_special(token: AddedToken) -> AddedToken:
-    return AddedToken(
-        token.content,
-        single_word=token.single_word,
-        lstrip=token.lstrip,
-        rstrip=token.rstrip,
-        normalized=token.normalized,
-        special=True,
-    )
-
-
 def _any_of(texts: Iterable[str]) -> re.Pattern[str]:
     """A pattern of the longest of the texts that begins at a place."""
     return re.compile("|".join(map(re.escape, sorted(texts, key=len, reverse=True))) or r"(?!)")
 
 
-def _mapped(change: Callable[[str], str], value: Any) -> Any:
-    """Change all strings in a JSON value, keys included."""
+def mapped(change: Callable[[Any], Any], value: Any) -> Any:
+    """Change all strings, numbers and nulls in a JSON value, keys included."""
     if isinstance(value, dict):
-        return {_mapped(change, key): _mapped(change, item) for key, item in value.items()}
+        return {mapped(change, key): mapped(change, item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_mapped(change, item) for item in value]
-    return change(value) if isinstance(value, str) else value
+        return [mapped(change, item) for item in value]
+    return change(value)
 
 
 def _strings(value: Any) -> Iterator[str]:

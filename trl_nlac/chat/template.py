@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import takewhile
+from os.path import commonprefix
 from typing import Any
 
 import regex
@@ -15,7 +15,7 @@ from transformers import PreTrainedTokenizerBase
 
 from ..private_names import add_response_schema, supports_tool_calling
 from ..types import Message
-from .plain_text import NULL, PlainText
+from .plain_text import NULL, PlainText, mapped
 from .template_trial import refuse_endless
 from .tool_calls import call_message
 
@@ -174,7 +174,9 @@ class ChatTemplate:
 
         def show(calls: list[dict[str, Any]]) -> str:
             replies = [_result(call["function"]["name"], 3) for call in calls]
-            shown = marked | {"tool_calls": _with_null(calls) if self._null else calls} if calls else marked
+            if self._null:
+                calls = mapped(lambda part: NULL if part is None else part, calls)
+            shown = marked | {"tool_calls": calls} if calls else marked
             text = self.render([_user(0), shown, *(replies or [_user(3)])])
             return text.replace(self._null, "null") if self._null else text
 
@@ -235,7 +237,7 @@ class ChatTemplate:
             *between, last = self._up_to_answer(texts)
             # Some templates begin a thought after a result only while they wait for an answer.
             to_past = _cut(answered, range(2 + 2 * number))[-2].removeprefix('"' if as_json else "")
-            pieces = [*between, Piece(last.space, _common_start(last.token_ids, self.piece(to_past).token_ids))]
+            pieces = [*between, Piece(last.space, commonprefix([last.token_ids, self.piece(to_past).token_ids]))]
         return ToolScaffold(
             scaffold=Scaffold(before_ids[before_ids.index(self.call_end_id) + 1 :], pieces),
             as_json=as_json,
@@ -260,7 +262,7 @@ class ChatTemplate:
             ) from error
         # In tokens, not in characters: the first ones of `<think>` and `</think>` are the same.
         past, answer = self.piece(to_past).token_ids, self.piece(to_answer).token_ids
-        self.opening_ids = _common_start(past, answer)
+        self.opening_ids = commonprefix([past, answer])
         # What stands between a user's message and the turn of the assistant.
         self.opening = Piece(self.piece(to_answer).space, self.opening_ids)
         self.prefill = answer[len(self.opening_ids) :]  # before sampled tokens; not in past turns
@@ -347,7 +349,7 @@ class ChatTemplate:
             between = _cut(self.render([_user(0), _calls("NLACTOOL", "NLACTOOL")]), [0, 1, 2])[2]
         except (TemplateError, ValueError):  # the template shows one call
             between = ""
-        end_of_call = len(_common_start(to_result, self.encode(between)))
+        end_of_call = len(commonprefix([to_result, self.encode(between)]))
         tags = self._tags_after(1, _user(0), _calls("NLACTOOL"), start=end_of_call)
         self.call_end_id = tags[-1] if tags else next(i for i in to_result[end_of_call:] if i in self._tag_ids)
         closing = [i for i in to_result[: to_result.index(self.call_end_id)] if i in self._tag_ids]
@@ -374,10 +376,6 @@ class ChatTemplate:
         return [i for i in self.encode(text)[start:] if i in self._tag_ids]
 
 
-def _common_start(first: list[int], second: list[int]) -> list[int]:
-    return [one for one, _ in takewhile(lambda pair: pair[0] == pair[1], zip(first, second, strict=False))]
-
-
 def _exact(template: Any) -> Any:
     """Change a response template so that it reads arguments as they were written, see `_EXACT`."""
     if isinstance(template, dict):
@@ -390,14 +388,6 @@ def _exact(template: Any) -> Any:
         for inexact, exact in _EXACT.items():
             template = template.replace(inexact, exact)
     return template
-
-
-def _with_null(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _with_null(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_with_null(item) for item in value]
-    return NULL if value is None else value
 
 
 def _described(tool: dict[str, Any]) -> dict[str, Any]:

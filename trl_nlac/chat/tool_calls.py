@@ -24,14 +24,19 @@ def format_tool_calls(calls: list[tuple[str, dict[str, Any]]]) -> str:
     return json.dumps(written[0] if len(written) == 1 else written, ensure_ascii=False)
 
 
+def is_deep(value: Any, levels: int) -> bool:
+    """Whether a value has more levels of lists and objects. It is looked at without recursion."""
+    level = [[value]]
+    for _ in range(levels + 1):
+        items = [item for one in level for item in (one.values() if isinstance(one, dict) else one)]
+        level = [item for item in items if isinstance(item, dict | list | tuple)]
+    return bool(level)
+
+
 def is_writable(calls: list[tuple[str, dict[str, Any]]]) -> bool:
     """Whether calls can be JSON in Unicode, without infinite numbers, and not nested beyond `MAX_NESTING`."""
-    containers, depth = [calls], 0
-    while containers:
-        items = [item for one in containers for item in (one.values() if isinstance(one, dict) else one)]
-        containers, depth = [item for item in items if isinstance(item, dict | list | tuple)], depth + 1
-        if depth > MAX_NESTING:
-            return False
+    if is_deep(calls, MAX_NESTING):
+        return False
     try:
         json.dumps(calls, ensure_ascii=False, allow_nan=False).encode()
     except ValueError:

@@ -6,6 +6,7 @@ import re
 import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
+from traceback import walk_tb
 
 import yaml
 
@@ -66,14 +67,7 @@ def known_errors() -> Iterator[None]:
                 f"{first.partition('. ')[0]}. Lower --per_device_train_batch_size, --max_generation_batch_size, "
                 "--max_prompt_length or --max_completion_length."
             ) from error
-        if not isinstance(error, OSError) and not _is_raised_here(error):
+        *_, (frame, _) = walk_tb(error.__traceback__)  # where it was raised
+        if not isinstance(error, OSError) and not frame.f_globals["__name__"].startswith(_PACKAGE):
             raise
         raise CommandError(" ".join([first, *others[-1:]])) from error  # between them is a traceback
-
-
-def _is_raised_here(error: BaseException) -> bool:
-    """Whether it was this package that raised an error."""
-    last = error.__traceback__
-    while last.tb_next is not None:
-        last = last.tb_next
-    return last.tb_frame.f_globals["__name__"].startswith(_PACKAGE)

@@ -109,7 +109,9 @@ def run(words: list[str]) -> None:
     print(f"Actions are read and trained as {config.action_format!r} (--action_format).")
     kind = "of other tasks" if is_by_task else "of the same task, the only one"
     print(f"{len(training)} conversations to train on; {len(held_out)} held out, {kind}.", flush=True)
-    files = _write_logs(output / LOGS, training, held_out)
+    for logs, rows in (("held_out", held_out), ("training", training)):
+        with replaced(output / LOGS / f"{logs}.jsonl") as written:
+            write_json_lines(rows, written)
     report = {
         "files": args.logs,
         "format": found.format,
@@ -133,6 +135,7 @@ def run(words: list[str]) -> None:
         return
     del base
     _free_memory()
+    files = output / LOGS / "training.jsonl"
     report["seconds"]["training"], repository = _train(script_args, model_args, config, parser.unsupported, files)
     _free_memory()
     trained = _load_agent(str(output / MODEL), model_args, config, prompts)
@@ -142,7 +145,11 @@ def run(words: list[str]) -> None:
     report["is_training"] = False
     report["seconds"]["all"] = time.perf_counter() - start
     _write(output, report)
-    _say_what_changed(report)
+    for part, names in SHOWN.items():
+        before, after = report["before"][part] or {}, report["after"][part] or {}
+        for name in names:
+            if name in before and name in after:
+                print(f"{name}: {before[name]:.3f} before, {after[name]:.3f} after")
     if repository is not None and report["guard"] is not None:
         _push_guard(output / MODEL, repository, config)
     print(f"{report['seconds']['all']:.0f} s: report in {output / REPORT}, model in {output / MODEL}")
@@ -234,25 +241,14 @@ def _say_what_was_read(found: LoggedConversations, names: list[str], success_thr
 
 
 def _describe_held_out(rows: list[dict[str, Any]], is_by_task: bool, success_threshold: float) -> dict[str, Any]:
-    described = describe(rows, success_threshold)
-    steps = Counter()
+    described, steps = describe(rows, success_threshold), Counter()
     for row in rows:
         steps[row["reward"] >= success_threshold] += num_turns(row)
     return {
-        "conversations": described["conversations"],
-        "tasks": described["tasks"],
+        **{name: described[name] for name in ("conversations", "tasks", "outcomes")},
         "is_by_task": is_by_task,
-        "outcomes": described["outcomes"],
         "best_guess": max(steps.values()) / steps.total(),
     }
-
-
-def _write_logs(folder: Path, training: list[dict[str, Any]], held_out: list[dict[str, Any]]) -> Path:
-    """Write the conversations as they are trained on and measured by; return the file to train on."""
-    for name, rows in (("held_out", held_out), ("training", training)):
-        with replaced(folder / f"{name}.jsonl") as written:
-            write_json_lines(rows, written)
-    return folder / "training.jsonl"
 
 
 def _load_agent(model: str, model_args: ModelConfig, config: NLACConfig, prompts: NLACPrompts) -> NLACAgent:
@@ -390,11 +386,3 @@ def _write(output: Path, report: dict[str, Any]) -> None:
     report = hide_secrets(report)
     write_json(output / FIGURES, report)
     write_page(output / REPORT, "improvement.html.jinja", ("page.css",), (), {}, report=report)
-
-
-def _say_what_changed(report: dict[str, Any]) -> None:
-    for part, names in SHOWN.items():
-        before, after = report["before"][part] or {}, report["after"][part] or {}
-        for name in names:
-            if name in before and name in after:
-                print(f"{name}: {before[name]:.3f} before, {after[name]:.3f} after")

@@ -7,7 +7,8 @@ import importlib
 import importlib.util
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import fields
 from difflib import get_close_matches
 from functools import partial
@@ -125,38 +126,25 @@ def try_reset(
     datasets: list[Dataset | None],
 ) -> None:
     """Reset each environment with its first task in each dataset, or without a task, before anything takes long."""
-    pool = _make_pool(environment, tools, EnvironmentOptions(environment_timeout=timeout))
+    with one_line_errors_of_user("--environment_factory"):
+        pool = EnvironmentPool(environment, tools, timeout=timeout)
     try:
         for rows in datasets:
             for task in [NO_TASK] if rows is None else first_rows(rows, is_routed=isinstance(environment, dict)):
-                _try_reset(pool, task)
+                columns = "without tasks" if task == NO_TASK else f"with the columns {', '.join(task)}"
+                with one_line_errors_of_user(f"the environment cannot be reset {columns}"):
+                    checked_opening(pool.try_reset(task))
     finally:
         pool.close()
 
 
-def _make_pool(
-    environment: Callable | dict[str, Callable] | None, tools: list[Callable] | None, options: EnvironmentOptions
-) -> EnvironmentPool:
+@contextmanager
+def one_line_errors_of_user(subject: str) -> Iterator[None]:
+    """Turn whatever the user's code raises into a [`CommandError`] that begins with its subject."""
     try:
-        return EnvironmentPool(
-            environment,
-            tools,
-            options.max_concurrent_environments,
-            options.environment_timeout,
-            options.environment_workers,
-        )
-    except (Exception, SystemExit) as error:  # the user's code can raise anything
-        raise CommandError(f"--environment_factory: {type(error).__name__}: {describe_error(error)}") from error
-
-
-def _try_reset(pool: EnvironmentPool, task: dict[str, Any]) -> None:
-    try:
-        checked_opening(pool.try_reset(task))
+        yield
     except (Exception, SystemExit) as error:
-        columns = "without tasks" if task == NO_TASK else f"with the columns {', '.join(task)}"
-        raise CommandError(
-            f"the environment cannot be reset {columns}: {type(error).__name__}: {describe_error(error)}"
-        ) from error
+        raise CommandError(f"{subject}: {type(error).__name__}: {describe_error(error)}") from error
 
 
 def load_rows(name: str | None, config: str | None = None, split: str = "train") -> Dataset | None:
@@ -253,13 +241,20 @@ def load_player(args: argparse.Namespace) -> tuple[NLACAgent, EnvironmentPool, E
 
 
 def load_environments(args: argparse.Namespace) -> tuple[EnvironmentPool, EpisodeRewards | None]:
-    """Load the environments and the reward functions of [`add_environment_arguments`]."""
+    """Load the environments and the reward functions of [`add_agent_arguments`]."""
     environment = load_environment(args.environment_factory, read_json(args.environment_kwargs or "{}"))
     tools, reward_funcs = load_objects(args.tools), load_objects(args.reward_funcs)
     given = {option.name for option in fields(EnvironmentOptions)} & vars(args).keys()
     with one_line_errors():
         options = EnvironmentOptions(**{name: vars(args)[name] for name in given})
-    pool = _make_pool(environment, tools, options)
+    with one_line_errors_of_user("--environment_factory"):
+        pool = EnvironmentPool(
+            environment,
+            tools,
+            options.max_concurrent_environments,
+            options.environment_timeout,
+            options.environment_workers,
+        )
     with one_line_errors():
         untrained = {"trainer_state": None, "log_metric": lambda name, value: None}  # what functions can take
         rewards = load_rewards(

@@ -316,11 +316,6 @@ def add_agent_arguments(parser: Parser) -> None:
     """Add the arguments for agent and environment, for commands that play a saved agent."""
     add_model_arguments(parser)
     add_improvement_arguments(parser)
-    add_environment_arguments(parser)
-
-
-def add_environment_arguments(parser: Parser) -> None:
-    """Add the arguments for the environment, its tasks and the roles."""
     parser.add_argument(
         "--environment_factory",
         nargs="+",

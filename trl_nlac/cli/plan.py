@@ -93,15 +93,21 @@ def make_plan(args: argparse.Namespace, words: list[str]) -> tuple[Plan, dict[st
     launch = args.accelerate_config
     if launch is None:
         launch = "single_gpu" if processes == 1 else "multi_gpu" if shape.has_adapters else "zero3"
+    dtype = (options.model_init_kwargs or {}).get("dtype", model_args.dtype)
+    dtype = config.dtype if dtype == "auto" else dtype
+    frozen_bytes = None
+    if model_args.load_in_4bit or model_args.load_in_8bit:
+        each = NF4_BYTES if model_args.load_in_4bit else INT8_BYTES
+        frozen_bytes = each * shape.quantizable + 2 * (shape.parameters - shape.trained - shape.quantizable)
     plan = Plan(
         shape,
         machines,
         _sharing(launch, processes),
         options,
         rates,
-        loaded=_loaded(model_args, options, config),
+        loaded=LOADED[str(dtype or "float32").removeprefix("torch.")],
         context=context_length(config) or (options.max_prompt_length or 0) + options.max_completion_length,
-        frozen_bytes=_quantized(shape, model_args),
+        frozen_bytes=frozen_bytes,
         attention=model_args.attn_implementation,
     )
     return plan, {"model": base, "accelerate_config": launch}
@@ -161,20 +167,6 @@ def _sharing(name: str, processes: int) -> Sharing:
     if kinds[kind] == "none" and processes > 1:
         raise CommandError(f"--accelerate_config {name} starts one process, and there are {processes} GPUs.")
     return Sharing(kinds[kind], processes)
-
-
-def _loaded(model_args: ModelConfig, options: NLACConfig, config) -> float:
-    dtype = (options.model_init_kwargs or {}).get("dtype", model_args.dtype)
-    if dtype == "auto":
-        dtype = config.dtype
-    return LOADED[str(dtype or "float32").removeprefix("torch.")]
-
-
-def _quantized(shape: ModelShape, model_args: ModelConfig) -> float | None:
-    if not (model_args.load_in_4bit or model_args.load_in_8bit):
-        return None
-    each = NF4_BYTES if model_args.load_in_4bit else INT8_BYTES
-    return each * shape.quantizable + 2 * (shape.parameters - shape.trained - shape.quantizable)
 
 
 def launch_lines(plan: Plan, names: dict[str, str], words: list[str]) -> list[str]:

@@ -4,8 +4,6 @@
 
 import json
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -28,7 +26,7 @@ from ..report.shown_notes import read_settings
 from ..terminal import printable
 from ..types import Answer, Judgement, Prompt
 from .errors import CommandError, one_line_errors
-from .options import load_player, load_rows, read_json
+from .options import load_player, load_rows, one_line_errors_of_user, read_json
 from .origin import fill_from_run, run_of
 from .parsers import play_parser
 
@@ -51,7 +49,7 @@ def run(words: list[str]) -> None:
     waits = not args.auto and sys.stdin.isatty()
     try:
         show = Show(Console(), waits)
-        with _naming("reset"):
+        with one_line_errors_of_user("the environment failed (reset)"):
             recorder.begin(pool.finish(worker, partial(reset, keywords=keywords), "`reset`"))
         show.text("task", json.dumps(task, ensure_ascii=False, default=str), "dim")
         for message in recorder.conversations[0].prompt_messages:
@@ -59,7 +57,7 @@ def run(words: list[str]) -> None:
         while not recorder.done:
             (turn,) = agent.act_on([recorder.prompt], args.refine, args.num_candidates, judge=True)
             show.action(recorder.num_answers + 1, turn)
-            with _naming("step"):
+            with one_line_errors_of_user("the environment failed (step)"):
                 takes_answers = name in pool.takes_answers
                 result = _step(pool, worker, agent, turn, recorder.prompt if takes_answers else None)
                 recorder.act(turn.action, turn.text, list(turn.token_ids), result)
@@ -67,11 +65,11 @@ def run(words: list[str]) -> None:
             if recorder.done or not show.wants_next():
                 break
             recorder.continue_or_end(roles.options.max_turns, roles.options.turn_limit)
-        with _naming("get_reward"):
+        with one_line_errors_of_user("the environment failed (get_reward)"):
             reward = pool.finish(worker, final_reward, "`get_reward`")
         if rewards is not None:
             environments = [worker.environment.unwrapped]
-            with _naming("reward functions"):
+            with one_line_errors_of_user("the environment failed (reward functions)"):
                 (scored,) = pool.call(lambda: rewards.score(recorder.conversations[:1], environments), "the scoring")
             if scored.failure is not None:
                 raise CommandError(f"the episode cannot be scored: {describe_error(scored.failure)}")
@@ -95,16 +93,6 @@ def _take_untrained(args) -> None:
     saved = Path(args.model, PROMPTS_FILE)
     args.prompts = args.prompts or (str(saved) if saved.is_file() else None)
     args.model = base
-
-
-@contextmanager
-def _naming(job: str) -> Iterator[None]:
-    """Name the job in which the environment, or a reward function, failed."""
-    try:
-        yield
-    except (Exception, SystemExit) as error:
-        message = f"the environment failed ({job}): {type(error).__name__}: {describe_error(error)}"
-        raise CommandError(message) from error
 
 
 def _row(args) -> dict[str, Any]:

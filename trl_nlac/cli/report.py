@@ -29,7 +29,12 @@ def run(words: list[str]) -> None:
             while not all(map(_version, logs)):
                 time.sleep(1)
             continue
-        written = _write(args.runs, args.output, None if is_over else SECONDS)
+        refresh = None if is_over else SECONDS
+        with one_line_errors():
+            if len(args.runs) == 1:
+                written = write_report(args.runs[0], args.output, refresh)
+            else:
+                written = write_comparison(args.runs, *([args.output] if args.output else []), refresh=refresh)
         if path is None:
             print(f"Open {written}" + ("" if is_over else ": it follows the run. Ctrl-C ends this."), flush=True)
         path = written
@@ -37,13 +42,6 @@ def run(words: list[str]) -> None:
             return
         while [_version(log) for log in logs] == seen:
             time.sleep(1)
-
-
-def _write(runs: list[str], output: str | None, refresh: int | None) -> Path:
-    with one_line_errors():
-        if len(runs) == 1:
-            return write_report(runs[0], output, refresh)
-        return write_comparison(runs, *([output] if output else []), refresh=refresh)
 
 
 def _version(log: Path) -> tuple[int, int] | None:

@@ -26,11 +26,6 @@ def _names(dataclass_type: type) -> list[str]:
     return [option.name for option in fields(dataclass_type)]
 
 
-def _is_negation(action: argparse.Action) -> bool:
-    """Whether it is the `--no_...` form of a flag."""
-    return action.option_strings[0].startswith("--no_") and not action.dest.startswith("no_")
-
-
 class _OptionsFormatter(argparse.HelpFormatter):
     """Shows each option once, with the type of its value, and with its default if it has one."""
 
@@ -76,7 +71,9 @@ class TrainParser(TrlParser):
         for options in (RoleOptions, TrainingOptions, GenerationOptions, EnvironmentOptions, RecordOptions):
             shown |= subjects(options)
         shown |= {"model, as in TRL": _names(ModelConfig), "training, as in transformers": _names(NLACConfig)}
-        actions = {action.dest: action for action in self._actions if not _is_negation(action)}
+        actions = {}
+        for action in self._actions:
+            actions.setdefault(action.dest, action)  # the `--no_...` form of a flag comes after it
         for subject, names in shown.items():
             formatter.start_section(subject)
             formatter.add_arguments(actions.pop(name) for name in names if name in actions)

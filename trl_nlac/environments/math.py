@@ -10,7 +10,7 @@ import re
 import signal
 import subprocess
 import sys
-from functools import lru_cache
+from functools import cache
 from pathlib import Path
 
 from datasets import Dataset, concatenate_datasets, load_dataset
@@ -124,10 +124,7 @@ class AnswerVerifier:
             self._idle.put(None)
 
 
-@lru_cache(maxsize=1)
-def _shared_verifier() -> AnswerVerifier:
-    """Return the verifier that all environments share."""
-    return AnswerVerifier()
+_shared_verifier = cache(AnswerVerifier)  # of all environments
 
 
 class MathEnvironment(TextEnvironment):

@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Callable
 from contextlib import ExitStack, asynccontextmanager, suppress
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Union
 
 from ..chat.tool_calls import format_results, parse_tool_calls
@@ -22,6 +23,7 @@ _LOST = (-32000, -32600, 32600)
 WATCH_SECONDS = 5.0  # between looks at whether a server with a URL is still there, while it is asked
 
 
+@dataclass(eq=False, repr=False)
 class MCPEnvironment(TextEnvironment):
     """
     Plays tasks with the tools of a server of the [Model Context Protocol](https://modelcontextprotocol.io): `pip
@@ -60,22 +62,17 @@ class MCPEnvironment(TextEnvironment):
     ```
     """
 
-    def __init__(
-        self,
-        server: Union[str, "StdioServerParameters"],
-        instructions: str = "",
-        score: Callable[[dict[str, Any], str], float] | None = None,
-        keeps_server: bool = False,
-    ):
+    server: Union[str, "StdioServerParameters"]
+    instructions: str = ""
+    score: Callable[[dict[str, Any], str], float] | None = None
+    keeps_server: bool = False
+
+    def __post_init__(self):
         try:
             from anyio.from_thread import start_blocking_portal
         except ImportError as error:
             raise ImportError("MCPEnvironment needs mcp: `pip install mcp`.") from error
-        self.server = server
-        self.instructions = instructions
-        self.score = score
-        self.keeps_server = keeps_server
-        self.pays = score is not None
+        self.pays = self.score is not None
         self._task: dict[str, Any] = {}
         self._answer = ""
         self._closing = ExitStack()
@@ -162,13 +159,7 @@ async def _connected(server: Union[str, "StdioServerParameters"]) -> AsyncIterat
 async def _call_tool(
     session: "ClientSession", name: str, arguments: dict[str, Any], url: str | None
 ) -> "CallToolResult":
-    """
-    Call a tool. mcp waits for ever where a server with a URL ends while it answers; the end of one that was started
-    here is seen.
-
-    Raises:
-        ConnectionError: If the server is gone.
-    """
+    """Call a tool. mcp itself would wait for ever where a server with a URL ends while it answers."""
     asking = asyncio.ensure_future(session.call_tool(name, arguments))
     try:
         while url is not None and not (await asyncio.wait([asking], timeout=WATCH_SECONDS))[0]:
@@ -179,13 +170,7 @@ async def _call_tool(
 
 
 async def _check_presence(session: "ClientSession", url: str) -> None:
-    """
-    Check that a server is there, and has the session. One that is busy need not answer.
-
-    Raises:
-        ConnectionError: If there is none, or its gateway says so.
-        MCPError: If it does not know the session, as one that was started again.
-    """
+    """Raise if a server is gone, or does not know the session. One that is busy need not answer."""
     import httpx
 
     try:

@@ -4,6 +4,7 @@
 """Environments of the openenv package: behind a server, or in this process."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, Union
 
 from ..episodes.text_environment import EnvironmentFailure, Message, StepResult, TextEnvironment
@@ -17,6 +18,7 @@ ActionT = TypeVar("ActionT")
 ObservationT = TypeVar("ObservationT")
 
 
+@dataclass(eq=False, repr=False)
 class OpenEnvEnvironment(TextEnvironment, Generic[ActionT, ObservationT]):
     """
     Plays an environment of [OpenEnv](https://github.com/huggingface/OpenEnv): `pip install openenv`.
@@ -65,25 +67,20 @@ class OpenEnvEnvironment(TextEnvironment, Generic[ActionT, ObservationT]):
 
     takes_seed = True  # as every OpenEnv environment does
 
-    def __init__(
-        self,
-        make_client: Callable[[], Union["EnvClient", "SyncEnvClient", "Environment"]],
-        to_action: Callable[[str], ActionT],
-        to_text: Callable[[ObservationT], str],
-        instructions: str = "",
-        tool_schemas: list[dict[str, Any]] | None = None,
-    ):
+    make_client: Callable[[], Union["EnvClient", "SyncEnvClient", "Environment"]]
+    to_action: Callable[[str], ActionT]
+    to_text: Callable[[ObservationT], str]
+    instructions: str = ""
+    tool_schemas: list[dict[str, Any]] | None = None
+
+    def __post_init__(self):
         try:
             from openenv.core.env_server.interfaces import Environment
         except ImportError as error:
             raise ImportError("OpenEnvEnvironment needs openenv: `pip install openenv`.") from error
         self._environment_class = Environment
         self._connection: Any = None  # of the episode
-        self.make_client = make_client
-        self.to_action = to_action
-        self.to_text = to_text
-        self.instructions = instructions
-        self.tool_schemas = tool_schemas or []
+        self.tool_schemas = self.tool_schemas or []
         self.client: EnvClient | SyncEnvClient | Environment | None = None
 
     def reset(self, **task) -> str | list[Message]:

@@ -107,7 +107,15 @@ def episodes_from_logs(
     for i in numbers:
         try:
             row = read_row(_row_of(dataset, i))
-            recorder = _record(row, actions, prompts, max_prompt_length)
+            recorder = record_conversation(
+                row["messages"],
+                actions,
+                prompts,
+                _parsed(row, "tools", []),
+                max_prompt_length,
+                first_action=row.get("first_action"),
+            )
+            recorder.add_reward(float(row["reward"]))
             episodes.append(_episode(row, recorder))
             num_shortened += recorder.num_shortened > 0
         except ValueError as error:
@@ -255,18 +263,6 @@ def _merges_arguments(feature: Any, name: str = "") -> bool:
     if not isinstance(feature, dict):
         return False
     return name == "arguments" or any(_merges_arguments(part, name) for name, part in feature.items())
-
-
-def _record(
-    row: dict[str, Any], actions: ActionFormat, prompts: NLACPrompts, max_prompt_length: int | None
-) -> Recorder:
-    tools = _parsed(row, "tools", [])
-    first_action = row.get("first_action")
-    recorder = record_conversation(
-        row["messages"], actions, prompts, tools, max_prompt_length, first_action=first_action
-    )
-    recorder.add_reward(float(row["reward"]))
-    return recorder
 
 
 def _episode(row: dict[str, Any], recorder: Recorder) -> Episode:

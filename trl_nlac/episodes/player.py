@@ -4,16 +4,18 @@
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import Any
 
 from accelerate.utils import gather_object
 
-from ..rendezvous import Rendezvous, raise_on_all
 from ..types import Episode, TrainingStopped
 from .failures import MAX_LEFT_BEHIND, FailureMonitor, check_played, nothing_played, too_many_hang
+from .rendezvous import Rendezvous, raise_on_all
 from .rounds import Rollouts
 
 
+@dataclass(eq=False)
 class Player:
     """
     Play tasks on every process, or take the episodes that were played beside training. All processes call each method
@@ -21,23 +23,13 @@ class Player:
     played before training can start, and `timed` measures the seconds of a phase.
     """
 
-    def __init__(
-        self,
-        rollouts: Rollouts,
-        failures: FailureMonitor,
-        rendezvous: Rendezvous,
-        store: Callable[[list[Episode]], Any],
-        other_tasks: Callable[[int], list[dict[str, Any]]],
-        generating: Callable[[], AbstractContextManager],
-        timed: Callable[[str], AbstractContextManager],
-    ):
-        self.rollouts = rollouts
-        self.failures = failures
-        self.rendezvous = rendezvous
-        self.store = store
-        self.other_tasks = other_tasks
-        self.generating = generating
-        self.timed = timed
+    rollouts: Rollouts
+    failures: FailureMonitor
+    rendezvous: Rendezvous
+    store: Callable[[list[Episode]], Any]
+    other_tasks: Callable[[int], list[dict[str, Any]]]
+    generating: Callable[[], AbstractContextManager]
+    timed: Callable[[str], AbstractContextManager]
 
     def wait(self, step: int, for_all: bool) -> None:
         """Wait for the episodes beside training that would be too old for the next iteration, or for all."""

@@ -4,7 +4,7 @@
 
 import json
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -30,6 +30,7 @@ class MalformedResult(TypeError):
         self.kind = kind
 
 
+@dataclass(eq=False)
 class Recorder:
     """
     Record one episode as it happens, in tokens that are never encoded twice: of the task, which is a row of the
@@ -39,19 +40,14 @@ class Recorder:
     counts them.
     """
 
-    def __init__(
-        self,
-        actions: ActionFormat,
-        prompts: NLACPrompts,
-        task: dict[str, Any],
-        tool_schemas: list[dict[str, Any]] | None = None,
-        max_prompt_length: int | None = None,
-    ):
-        self.actions = actions
-        self.prompts = prompts
-        self.task = task
-        self.tool_schemas = tool_schemas or []
-        self.max_prompt_length = max_prompt_length
+    actions: ActionFormat
+    prompts: NLACPrompts
+    task: dict[str, Any]
+    tool_schemas: list[dict[str, Any]] | None = None
+    max_prompt_length: int | None = None
+
+    def __post_init__(self):
+        self.tool_schemas = self.tool_schemas or []
         self.opening: list[Message] = []
         self.prompt_messages: list[Message] = []
         self.completion_messages: list[Message] = []

@@ -7,6 +7,7 @@ import logging
 import math
 from collections.abc import Callable, Iterable
 from copy import deepcopy
+from dataclasses import dataclass
 from functools import partial
 from inspect import signature
 from itertools import islice
@@ -164,6 +165,7 @@ class Score(NamedTuple):
     failure: EnvironmentFailure | None = None
 
 
+@dataclass(eq=False)
 class EpisodeRewards:
     """
     Score finished episodes with functions written for [`~trl.GRPOTrainer`]: they are called with the lists `prompts`,
@@ -178,26 +180,21 @@ class EpisodeRewards:
     and otherwise messages. Raise a `ValueError` if there are not as many weights as functions.
     """
 
-    def __init__(
-        self,
-        reward_funcs: list[RewardFunc],
-        reward_weights: list[float] | None = None,
-        context: Callable[[], dict[str, Any]] = dict,
-        environment_pays: bool = False,
-        is_single_step: bool = False,
-    ):
-        if reward_weights is not None and len(reward_weights) != len(reward_funcs):
-            raise ValueError(
-                f"`reward_weights` has {len(reward_weights)} entries for {len(reward_funcs)} reward functions."
-            )
-        self.reward_funcs = reward_funcs
-        names = [get_callable_name(reward_func) for reward_func in reward_funcs]
+    reward_funcs: list[RewardFunc]
+    reward_weights: list[float] | None = None
+    context: Callable[[], dict[str, Any]] = dict
+    environment_pays: bool = False
+    is_single_step: bool = False
+
+    def __post_init__(self):
+        weights, number = self.reward_weights, len(self.reward_funcs)
+        if weights is not None and len(weights) != number:
+            raise ValueError(f"`reward_weights` has {len(weights)} entries for {number} reward functions.")
+        names = [get_callable_name(reward_func) for reward_func in self.reward_funcs]
         # With a number where one is not the only of its kind.
         self.names = [f"{n}_{names[: i + 1].count(n)}" if names.count(n) > 1 else n for i, n in enumerate(names)]
-        self.context = context
-        self.reward_weights = reward_weights or [1.0] * len(reward_funcs)
-        self.is_single_step = is_single_step
-        self._reports_none = not environment_pays
+        self.reward_weights = weights or [1.0] * number
+        self._reports_none = not self.environment_pays
 
     def score(self, recorders: list[Recorder], environments: list[Any]) -> list[Score]:
         """Score recorded episodes, with the environments of their users and copies of the rest; a call may raise."""

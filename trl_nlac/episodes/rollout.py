@@ -172,6 +172,7 @@ class _Game:
     answer: Answer | None = None  # the policy's last answer
 
 
+@dataclass(eq=False)
 class _Rollout:
     """
     Take games through reset, actions and final reward. A game is pending until an instance is free for it, then
@@ -183,21 +184,14 @@ class _Rollout:
     save.
     """
 
-    def __init__(
-        self,
-        pool: EnvironmentPool,
-        roles: Roles,
-        act: Act,
-        keeps_instances: bool,
-        bar: tqdm,
-        stopping: threading.Event | None,
-    ):
-        self.pool = pool
-        self.roles = roles
-        self.act = act
-        self.keeps_instances = keeps_instances
-        self.bar = bar
-        self.stopping = stopping
+    pool: EnvironmentPool
+    roles: Roles
+    act: Act
+    keeps_instances: bool
+    bar: tqdm
+    stopping: threading.Event | None
+
+    def __post_init__(self):
         self.patience = 1.0  # s
         self.pending: deque[_Game] = deque()
         self.busy: set[_Game] = set()

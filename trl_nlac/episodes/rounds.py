@@ -35,17 +35,19 @@ class _Round:
     episodes: Future[list[Episode]] = field(default_factory=Future)
 
 
+@dataclass(eq=False)
 class Rollouts:
     """Play the tasks of each iteration, and wait for their episodes."""
 
-    # The error that ended episodes played beside training, as `wait` found it. All others can be taken.
-    lost: BaseException | None = None
     are_beside = False  # whether episodes are played beside training
 
-    def __init__(self, pool: EnvironmentPool, roles: Roles, rewards: EpisodeRewards | None):
-        self.pool = pool
-        self.roles = roles
-        self.rewards = rewards
+    pool: EnvironmentPool
+    roles: Roles
+    rewards: EpisodeRewards | None
+
+    def __post_init__(self):
+        # The error that ended episodes played beside training, as `wait` found it. All others can be taken.
+        self.lost: BaseException | None = None
         self.ended: list[Episode] = []  # played beside training and not returned yet; a checkpoint keeps them
         self.begun: list[int] = []  # numbers of optimizer steps before the rounds that `ended` are of
         self._most_tasks = 0  # that were played at the same time
@@ -95,6 +97,7 @@ class Rollouts:
         self.pool.shrink(self._most_tasks)
 
 
+@dataclass(eq=False)
 class AsyncRollouts(Rollouts):
     """
     Play the tasks of each iteration while the model trains, with weights that are at most `max_staleness` optimizer
@@ -105,22 +108,15 @@ class AsyncRollouts(Rollouts):
     that an error ends takes no other with it. Nobody else plays in the pool while rounds are under way.
     """
 
-    def __init__(
-        self,
-        pool: EnvironmentPool,
-        roles: Roles,
-        rewards: EpisodeRewards | None,
-        players: Roles,  # whose generator is [`~generation.engine.SyncedGenerator.beside`] that of `roles`
-        max_staleness: int,  # optimizer steps from the weights that begin an episode to those that train on it first
-        updates_per_iteration: int,
-        seed: int,
-    ):
-        super().__init__(pool, roles, rewards)
-        self.are_beside = True
-        self.players = players
-        self.max_staleness = max_staleness
-        self.updates_per_iteration = updates_per_iteration
-        self.seed = seed
+    are_beside = True
+
+    players: Roles  # whose generator is [`~generation.engine.SyncedGenerator.beside`] that of `roles`
+    max_staleness: int  # optimizer steps from the weights that begin an episode to those that train on it first
+    updates_per_iteration: int
+    seed: int
+
+    def __post_init__(self):
+        super().__post_init__()
         self._num_begun: Counter[int] = Counter()  # rounds, by their step
         self._under_way: deque[_Round] = deque()  # oldest first, those that have ended included
         self._lock = threading.Lock()

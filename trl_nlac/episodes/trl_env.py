@@ -30,7 +30,7 @@ class ToolEnvironment(TextEnvironment):
         self.environment = environment
         members = [] if environment is None else inspect.getmembers(type(environment), inspect.isfunction)
         names = [name for name, _ in members if name not in ("reset", "get_reward") and not name.startswith("_")]
-        functions = [getattr(environment, name) for name in names] + list(tools or [])
+        functions = [getattr(environment, name) for name in names] + list(tools or [])  # bound, but for static ones
         self.tools: dict[str, Callable] = {function.__name__: function for function in functions}
         self.pays = "get_reward" in [name for name, _ in members]
 

@@ -171,10 +171,11 @@ class FormatMonitor:
     """
     Warn when most answers of a role cannot be read, or most are cut off at `max_completion_length`, or many prompts
     are too long to be answered. None of it is ever trained on. [`HealthMonitor`] is silent about a model that could
-    never play a role, as it forgets nothing.
+    never play a role, as it forgets nothing. The advice is another one if worked examples were tried.
     """
 
     max_completion_length: int
+    has_tried_examples: bool = False
     _level: dict[str, float] = field(default_factory=dict)
     _warned: set[str] = field(default_factory=set)
 
@@ -209,10 +210,12 @@ class FormatMonitor:
                 "template's option to turn thinking off in `chat_template_kwargs`."
             )
             return {"completions/clipped_ratio": cause}
+        remedy = "Use a model that follows instructions better"
+        if not self.has_tried_examples:
+            remedy = "Show worked examples (`NLACPrompts.examples`), or use a model that follows instructions better"
         return {
             name: f"Only {self._level[name]:.0%} of the answers of the {role} keep to their format (`{name}`), and "
-            f"the others are never trained on. Show worked examples (`NLACPrompts.examples`), or use a model that "
-            "follows instructions better."
+            f"the others are never trained on. {remedy}."
             for name, role in _FORMATS.items()
             if self._level.get(name, 1.0) < _MIN_FORMAT_RATE
         }

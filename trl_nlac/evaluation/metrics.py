@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from math import comb
 from statistics import stdev
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import datasets
 import evaluate
@@ -164,7 +164,11 @@ def reward_metrics(episodes: list[Episode]) -> dict[str, float]:
         (
             episode.score,
             sum(turn.action_length for one in (episode, *episode.segments) for turn in one.turns),
-            {name: value for name, value in episode.extra.items() if _is_reward(name, value)},
+            {
+                name: value
+                for name, value in episode.extra.items()
+                if name.startswith("rewards/") and isinstance(value, int | float) and value == value
+            },
         )
         for episode in episodes
         if is_played(episode)
@@ -209,10 +213,6 @@ def _count_calls(conversations: list[Episode]) -> tuple[int, int]:
         )
     ]
     return len(results), sum(result.startswith("{'error': ") for result in results)
-
-
-def _is_reward(name: str, value: Any) -> bool:
-    return name.startswith("rewards/") and isinstance(value, int | float) and value == value
 
 
 def _mean_and_std(values: Sequence[float], mean: str, std: str) -> dict[str, float]:

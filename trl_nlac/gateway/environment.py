@@ -185,10 +185,6 @@ class _Conversation:
         followed = what_followed(question.messages[length:], self.reply.message, self.question.stop, given)
         return followed[0] if followed is not None and followed[1] else None
 
-    def is_repeated_by(self, question: Question, asked: list[tuple]) -> bool:
-        """Whether a request is the last one again, because its reply did not arrive."""
-        return not self.is_delivered and asked == self.asked and question.tools == self.tools
-
     def rewritten_by(self, request: "Request", given: set[str]) -> list[Message]:
         """What follows the last answer in a request with another history; empty if that does not have the answer."""
         if not self._can_follow(request):
@@ -305,24 +301,25 @@ class _Run:
         while True:
             event = self._events.get()
             if isinstance(event, _End):
-                self._close(event)
+                self.returned, self.is_open = event.value, False
+                self._server.close(self._key)
+                self._refuse_all()
                 if event.error is not None:
                     raise EnvironmentFailure(
                         f"the agent failed: {type(event.error).__name__}: {describe_error(event.error)}"
                     ) from event.error
                 return None
-            if event.is_abandoned:
+            if event.future.cancelled():  # the client is gone
                 continue
             self._asked = [said(message) for message in event.question.messages]
-            if not self._repeat(event):
+            for conversation in self._conversations:
+                is_same = conversation.asked == self._asked and conversation.tools == event.question.tools
+                if is_same and not conversation.is_delivered:
+                    conversation.is_delivered = event.reply(conversation.reply)
+                    break
+            else:
                 self._request = event
                 return event
-
-    def _close(self, end: _End) -> None:
-        """Note the end of the agent."""
-        self.returned, self.is_open = end.value, False
-        self._server.close(self._key)
-        self._refuse_all()
 
     def _refuse_all(self) -> None:
         """Refuse the requests that wait; only the end of the agent stays."""
@@ -337,14 +334,6 @@ class _Run:
         except queue.Empty:
             for event in ends:
                 self._events.put(event)
-
-    def _repeat(self, request: "Request") -> bool:
-        """Give a reply again that did not arrive, where a request asks for it."""
-        for conversation in self._conversations:
-            if conversation.is_repeated_by(request.question, self._asked):
-                conversation.is_delivered = request.reply(conversation.reply)
-                return True
-        return False
 
     def _open(self, request: "Request") -> Opening:
         """Begin a conversation with a request."""
@@ -367,10 +356,7 @@ class _Run:
     # The agent, in a thread of its own
 
     def _work(self) -> None:
-        try:
-            end = _End(finish(self._call()))
-        except BaseException as error:  # an agent that calls sys.exit has failed like others
-            end = _End(error=error)
+        end = _outcome(lambda: finish(self._call()))  # an agent that calls sys.exit has failed like others
         self.returned = end.value
         self._events.put(end)
 

@@ -5,6 +5,8 @@
 import json
 from typing import Any
 
+from ..chat import tool_calls
+
 
 # Levels of lists and objects. Python's parsers read more than its code, which calls itself, can follow.
 MAX_DEPTH = 100
@@ -24,14 +26,4 @@ def parse_json(text: str, **kwargs) -> Any:
 
 def is_deep(value: Any) -> bool:
     """Whether a value has more than `MAX_DEPTH` levels. It is looked at without recursion."""
-    level = [[value]]
-    for _ in range(MAX_DEPTH + 1):
-        level = [
-            part
-            for nested in level
-            for part in (nested.values() if isinstance(nested, dict) else nested)
-            if isinstance(part, dict | list)
-        ]
-        if not level:
-            return False
-    return True
+    return tool_calls.is_deep(value, MAX_DEPTH)

@@ -13,6 +13,7 @@ import time
 import zlib
 from collections.abc import Callable
 from concurrent.futures import Future, InvalidStateError
+from functools import partial
 from typing import Any, Generic, Protocol, TypeVar
 
 from aiohttp import web
@@ -46,11 +47,6 @@ class Request(Generic[Asked, Answered]):
         self.question = question
         self.asked_at = time.monotonic()
         self.future: Future[Answered] = Future()
-
-    @property
-    def is_abandoned(self) -> bool:
-        """Whether the client is gone."""
-        return self.future.cancelled()
 
     def reply(self, reply: Answered) -> bool:
         """Answer. Return whether the client was still there."""
@@ -158,8 +154,8 @@ class Server:
         app.add_routes(
             [
                 web.get("/v1/models", self._list_models),
-                web.post("/v1/chat/completions", self._complete),
-                web.post("/v1/responses", self._respond),
+                web.post("/v1/chat/completions", partial(self._answer, read_chat, chat_events, chat_completion)),
+                web.post("/v1/responses", partial(self._answer, read_response, response_events, response)),
                 web.post("/v1/reward", self._reward),
                 web.post("/v1/guard", self._guard),
             ]
@@ -182,23 +178,27 @@ class Server:
         self._client_of(request)
         return web.json_response(models())
 
-    async def _complete(self, request: web.Request) -> web.StreamResponse:
-        question, reply = await self._ask(request, read_chat)
-        if question.is_streamed:
-            return await _streamed(request, chat_events(question, reply))
-        return web.json_response(chat_completion(question, reply))
-
-    async def _respond(self, request: web.Request) -> web.StreamResponse:
-        question, reply = await self._ask(request, read_response)
-        if question.is_streamed:
-            return await _streamed(request, response_events(question, reply))
-        return web.json_response(response(question, reply))
+    async def _answer(
+        self, read: Callable[[Any], Question], events: Callable, whole: Callable, request: web.Request
+    ) -> web.StreamResponse:
+        """Answer a question, with the form of a streamed answer or that of a `whole` one."""
+        client = self._client_of(request)
+        asked = Request(await _read(request, read))
+        client.ask(asked)
+        question, reply = asked.question, await asyncio.wrap_future(asked.future)
+        if not question.is_streamed:
+            return web.json_response(whole(question, reply))
+        answer = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
+        await answer.prepare(request)
+        await answer.write("".join(events(question, reply)).encode())
+        await answer.write_eof()
+        return answer
 
     async def _reward(self, request: web.Request) -> web.Response:
         client = self._client_of(request)
         body = await _read(request, lambda body: body)
         reward = body.get("reward") if isinstance(body, dict) else None
-        if not _is_finite(reward):
+        if not isinstance(reward, int | float) or abs(reward) > sys.float_info.max:
             raise RequestRefused('The body must be `{"reward": ...}` with a finite number.', "reward")
         client.pay(float(reward))
         return web.json_response({"object": "reward", "reward": reward})
@@ -208,12 +208,6 @@ class Server:
         asked = Request(await _read(request, read_proposal))
         client.judge(asked)
         return web.json_response(await asyncio.wrap_future(asked.future))
-
-    async def _ask(self, request: web.Request, read: Callable[[Any], Question]) -> tuple[Question, Reply]:
-        client = self._client_of(request)
-        asked = Request(await _read(request, read))
-        client.ask(asked)
-        return asked.question, await asyncio.wrap_future(asked.future)
 
     def _client_of(self, request: web.Request) -> Client:
         kind, _, key = request.headers.get("Authorization", "").partition(" ")
@@ -284,21 +278,6 @@ def _unpacked(body: bytes) -> bytes:
     if not unpacker.eof or unpacker.unused_data:
         raise RequestRefused("The body is not in the encoding of its headers: it is cut, or has more behind it.")
     return unpacked
-
-
-def _is_finite(number: Any) -> bool:
-    try:
-        return isinstance(number, int | float) and math.isfinite(number)
-    except OverflowError:  # a whole number that no float holds
-        return False
-
-
-async def _streamed(request: web.Request, events) -> web.StreamResponse:
-    answer = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
-    await answer.prepare(request)
-    await answer.write("".join(events).encode())
-    await answer.write_eof()
-    return answer
 
 
 @web.middleware

@@ -20,6 +20,7 @@ from tqdm.auto import tqdm
 
 from ..shards import local_shards
 from .generator import Completion, Generator, Sampling
+from .prefix_cache import common_prefix
 
 
 logger = logging.getLogger(__name__)
@@ -178,8 +179,7 @@ def cache_shortage(sequences: list[list[int]], room: int, utilization: float, sl
     needed, before = 0, np.empty(0, dtype=np.int64)
     for tokens in sorted(sequences):
         sequence = np.array(tokens)
-        length = min(len(before), len(sequence))
-        needed += len(sequence) - int(np.append(before[:length] != sequence[:length], True).argmax())
+        needed += len(sequence) - common_prefix(before, sequence)
         before = sequence
     if needed <= room:
         return None

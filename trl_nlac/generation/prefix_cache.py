@@ -73,7 +73,9 @@ class RoomyLayer(DynamicLayer):
             self.lazy_initialization(key_states, value_states)
         length, total = self.keys.shape[-2], self.keys.shape[-2] + key_states.shape[-2]
         if total > self._keys.shape[-2]:
-            self._keys, self._values = (_with_room(states, total) for states in (self.keys, self.values))
+            self._keys, self._values = (
+                _enlarged(states, total + max(total // 4, _ROOM), 2) for states in (self.keys, self.values)
+            )
         self._keys[:, :, length:total], self._values[:, :, length:total] = key_states, value_states
         self.keys, self.values = self._keys[:, :, :total], self._values[:, :, :total]
         return self.keys, self.values
@@ -187,7 +189,7 @@ class PrefixCache:
         new_size = min(self.limit // place_size, max(size + number, 2 * size))
         if new_size <= size:
             return
-        self._layers = _each(lambda part: _resized(part, new_size), self._layers)
+        self._layers = _each(lambda part: _enlarged(part, new_size, 0), self._layers)
         self._parents, self._tokens, self._depths = (
             np.resize(numbers, new_size) for numbers in (self._parents, self._tokens, self._depths)
         )
@@ -228,19 +230,19 @@ def rope_of_length(config: PreTrainedConfig) -> str | None:
     return next((rope["rope_type"] for rope in ropes if rope.get("rope_type") in ("dynamic", "longrope")), None)
 
 
+def common_prefix(first: np.ndarray, second: np.ndarray) -> int:
+    """Count the tokens with which both begin."""
+    length = min(len(first), len(second))
+    return int(np.append(first[:length] != second[:length], True).argmax())
+
+
 def _each(change: Callable[[torch.Tensor], torch.Tensor], layers: list[Layer]) -> list[Layer]:
     """Change keys and values of each layer."""
     return [tuple(None if part is None else change(part) for part in layer) for layer in layers]
 
 
-def _with_room(states: torch.Tensor, length: int) -> torch.Tensor:
-    """Copy keys or values, `(row, head, column, dimension)`, into a tensor with at least `length` columns."""
-    roomy = states.new_empty(*states.shape[:2], length + max(length // 4, _ROOM), states.shape[3])
-    roomy[:, :, : states.shape[2]] = states
-    return roomy
-
-
-def _resized(part: torch.Tensor, size: int) -> torch.Tensor:
-    larger = part.new_empty(size, *part.shape[1:])
-    larger[: len(part)] = part
+def _enlarged(part: torch.Tensor, size: int, dimension: int) -> torch.Tensor:
+    """Copy keys or values into a tensor that has this size in a dimension."""
+    larger = part.new_empty(*part.shape[:dimension], size, *part.shape[dimension + 1 :])
+    larger.narrow(dimension, 0, part.shape[dimension]).copy_(part)
     return larger

@@ -3,8 +3,9 @@
 """Reading sequences with a model: each prefix once, as long as its weights do not change."""
 
 import inspect
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections import defaultdict
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from .prefix_cache import PrefixCache, Reading
 PASS_TOKENS = 64
 
 
+@dataclass(eq=False)
 class Reader:
     """
     Read sequences with a model whose weights do not change.
@@ -29,18 +31,13 @@ class Reader:
     their own: not where processes need each other in every pass, so that all must make the same number of them.
     """
 
-    def __init__(
-        self,
-        model: nn.Module,
-        tokenizer: PreTrainedTokenizerBase,
-        prefixes: PrefixCache | None = None,
-        reads_ahead: bool = True,
-    ):
-        self.model = model
-        self.tokenizer = tokenizer
-        self.prefixes = prefixes
-        self.reads_ahead = reads_ahead
-        plain = extract_model_from_parallel(model, keep_torch_compile=False)  # a compiled one takes anything
+    model: nn.Module
+    tokenizer: PreTrainedTokenizerBase
+    prefixes: PrefixCache | None = None
+    reads_ahead: bool = True
+
+    def __post_init__(self):
+        plain = extract_model_from_parallel(self.model, keep_torch_compile=False)  # a compiled one takes anything
         plain = plain.get_base_model() if is_peft_model(plain) else plain
         self._supported = inspect.signature(plain.forward).parameters
         self._cache = "cache" if "cache" in self._supported else "past_key_values"  # the name in earlier versions
@@ -155,11 +152,6 @@ def plan(numbers: list[int]) -> tuple[int, int]:
 
 def _common_prefix(first: Reading, second: Reading) -> int:
     """Count the tokens with which both begin. Those that are known of both are the same."""
-    low, high = min(len(first.path), len(second.path)), min(len(first.token_ids), len(second.token_ids))
-    while low < high:
-        middle = (low + high + 1) // 2
-        if first.token_ids[low:middle] == second.token_ids[low:middle]:
-            low = middle
-        else:
-            high = middle - 1
-    return low
+    known, most = min(len(first.path), len(second.path)), min(len(first.token_ids), len(second.token_ids))
+    ends = range(known + 1, most + 1)
+    return known + bisect_left(ends, True, key=lambda end: first.token_ids[known:end] != second.token_ids[known:end])

@@ -9,6 +9,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from copy import deepcopy
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -45,6 +46,7 @@ logger = logging.getLogger(__name__)
 _WHOLE = 2**40  # of a probability of 1
 
 
+@dataclass(eq=False)
 class TransformersGenerator:
     """
     Sample with [`~transformers.GenerationMixin.generate`]: batches of similar length, at most `batch_size`, left
@@ -59,29 +61,20 @@ class TransformersGenerator:
     is_concurrent = False
     max_model_length = math.inf
 
-    def __init__(
-        self,
-        accelerator: Accelerator | None,
-        tokenizer: PreTrainedTokenizerBase,
-        eos_token_ids: list[int],
-        batch_size: int,
-        gradient_checkpointing_kwargs: dict[str, Any] | None = None,
-        gathers: bool = True,
-        prefix_cache_memory: float = PREFIX_CACHE_MEMORY,
-        keeps_prefixes: bool = False,
-    ):
-        if accelerator is not None:
+    accelerator: Accelerator | None
+    tokenizer: PreTrainedTokenizerBase
+    eos_token_ids: list[int]
+    batch_size: int
+    gradient_checkpointing_kwargs: dict[str, Any] | None = None
+    gathers: bool = True
+    prefix_cache_memory: float = PREFIX_CACHE_MEMORY
+    keeps_prefixes: bool = False
+
+    def __post_init__(self):
+        if self.accelerator is not None:
             # TRL reads and sets this under the name that transformers deprecated, and so do we: the other is too new.
             deprecated = r"`(is_gradient_checkpointing|gradient_checkpointing_(en|dis)able)` is deprecated"
             warnings.filterwarnings("ignore", deprecated, FutureWarning)
-        self.accelerator = accelerator
-        self.tokenizer = tokenizer
-        self.eos_token_ids = eos_token_ids
-        self.batch_size = batch_size
-        self.gradient_checkpointing_kwargs = gradient_checkpointing_kwargs
-        self.gathers = gathers
-        self.prefix_cache_memory = prefix_cache_memory
-        self.keeps_prefixes = keeps_prefixes
         self._model: nn.Module | None = None
         self._reader: Reader | None = None  # with the session's weights
         self._kept: tuple[list[Any], PrefixCache | None] | None = None  # with the mark of the weights that read
@@ -178,6 +171,10 @@ class TransformersGenerator:
         finite = _FiniteScores()
         sampler = _sampler(sampling, seeds, self._model.device) if sampling.temperature > 0 else []
         processors = LogitsProcessorList([finite, *sampler])
+        others = {name: value for name, value in sampling.generation_kwargs.items() if name not in _WARPERS}
+        unknown = sorted(others.keys() - vars(GenerationConfig()).keys())
+        if unknown:
+            raise ValueError(f"transformers has no option {unknown[0]!r} of generation")
         generation_config = GenerationConfig(
             max_new_tokens=sampling.max_tokens,
             do_sample=False,  # the processors leave one token to choose
@@ -187,7 +184,7 @@ class TransformersGenerator:
             eos_token_id=self.eos_token_ids,
             disable_compile=True,
             return_dict_in_generate=False,
-            **_of_generation(sampling),
+            **others,
         )
         with _named_options(self._model):
             takes_cache = _takes_cache(generation_config, self._model.generation_config)
@@ -204,8 +201,9 @@ class TransformersGenerator:
         finite.check()
         completions = []
         for reading, token_ids in zip(readings, output[:, inputs["input_ids"].shape[1] :].tolist(), strict=True):
-            answer, finished = self._cut(token_ids)
-            completions.append(Completion(answer, finished, max(0, len(reading.token_ids) - reading.num_read)))
+            end = next((i for i, token_id in enumerate(token_ids, 1) if token_id in self.eos_token_ids), None)
+            answer = token_ids[:end]
+            completions.append(Completion(answer, end is not None, max(0, len(reading.token_ids) - reading.num_read)))
             self._count(reading)
             reading.token_ids = reading.token_ids + answer
         reader.end(readings, inputs)
@@ -241,13 +239,6 @@ class TransformersGenerator:
     def _count(self, reading: Reading) -> None:
         self._num_tokens += len(reading.token_ids)
         self._num_read += reading.num_read
-
-    def _cut(self, token_ids: list[int]) -> tuple[list[int], bool]:
-        """Leave out what follows the first token that ends a completion; whether there is one."""
-        for i, token_id in enumerate(token_ids):
-            if token_id in self.eos_token_ids:
-                return token_ids[: i + 1], True
-        return token_ids, False
 
 
 @torch.no_grad()
@@ -367,15 +358,6 @@ def _named_options(model: PreTrainedModel) -> Iterator[None]:
             f"{model.name_or_path} cannot generate ({type(error).__name__}: {error}). Its generation_config.json has "
             f"{shown(others)}: leave out what is wrong."
         ) from error
-
-
-def _of_generation(sampling: Sampling) -> dict[str, Any]:
-    """Return the options of sampling but for those of `_WARPERS`; a `ValueError` if transformers has no such."""
-    others = {name: value for name, value in sampling.generation_kwargs.items() if name not in _WARPERS}
-    unknown = sorted(others.keys() - vars(GenerationConfig()).keys())
-    if unknown:
-        raise ValueError(f"transformers has no option {unknown[0]!r} of generation")
-    return others
 
 
 def _sampler(sampling: Sampling, seeds: list[int], device: torch.device) -> list[LogitsProcessor]:

@@ -85,17 +85,16 @@ def _call(value: Any, outcome: str | None) -> ModelCall:
 
 
 def _request(value: dict[str, Any]) -> dict[str, Any]:
-    request = value.get("request", value)
-    request = request.get("body", request) if isinstance(request, dict) else request
-    request = _parsed(request)
-    return request if isinstance(request, dict) else {}
+    return _body(value.get("request", value))
 
 
 def _response(value: dict[str, Any]) -> dict[str, Any]:
-    response = value if "choices" in value else value.get("response")
-    response = response.get("body", response) if isinstance(response, dict) else response
-    response = _parsed(response)
-    return response if isinstance(response, dict) else {}
+    return _body(value if "choices" in value else value.get("response"))
+
+
+def _body(part: Any) -> dict[str, Any]:
+    body = _parsed(part.get("body", part) if isinstance(part, dict) else part)
+    return body if isinstance(body, dict) else {}
 
 
 def _parsed(value: Any) -> Any:

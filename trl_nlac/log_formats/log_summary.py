@@ -68,9 +68,7 @@ def task_of(row: Row) -> str:
     task = json.loads(task) if isinstance(task, str) and task else task
     if task:
         return json.dumps(task, sort_keys=True)
-    first = row.get("first_action")
-    if first is None:
-        first = first_answer(row["messages"])
+    first = row.get("first_action") or first_answer(row["messages"])
     return json.dumps(row["messages"][:first], sort_keys=True)
 
 

@@ -343,19 +343,17 @@ def _of_events(events: list[tuple[str, dict[str, Any]]]) -> tuple[list[Message],
     """Read the messages, and the answers with their `finish_reason`, from events, one for each."""
     before, answers = [], []
     for name, attributes in events:
-        if name in _MESSAGE_EVENTS:
-            body = {**attributes, **_parsed(attributes.get("body"), {})}
-            message = {"role": _MESSAGE_EVENTS[name], "content": body.get("content")}
-            if body.get("tool_calls"):
-                message["tool_calls"] = _parsed(body["tool_calls"])
+        if name != _CHOICE and name not in _MESSAGE_EVENTS:
+            continue
+        body = {**attributes, **_parsed(attributes.get("body"), {})}
+        said = _parsed(body.get("message"), {}) if name == _CHOICE else body
+        message = {"role": _MESSAGE_EVENTS.get(name, "assistant"), "content": said.get("content")}
+        if said.get("tool_calls"):
+            message["tool_calls"] = _parsed(said["tool_calls"])
+        if name == _CHOICE:
+            answers.append({**message, "finish_reason": body.get("finish_reason")})
+        else:
             before.append({**message, "tool_call_id": body.get("id")} if message["role"] == "tool" else message)
-        elif name == _CHOICE:
-            body = {**attributes, **_parsed(attributes.get("body"), {})}
-            said = _parsed(body.get("message"), {})
-            answer = {"role": "assistant", "content": said.get("content")}
-            if said.get("tool_calls"):
-                answer["tool_calls"] = _parsed(said["tool_calls"])
-            answers.append({**answer, "finish_reason": body.get("finish_reason")})
     return before, answers
 
 

@@ -2,7 +2,7 @@
 
 """Results of τ-bench and of τ²-bench."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from ..types import Message
@@ -68,28 +68,24 @@ def _simulation(simulation: Any, policy: list[Message], outcome: str | None) -> 
         raise UnreadableError(f"the simulation ended with {reason}, so it has no outcome")
     rewards = simulation.get("reward_info")
     reward = rewards.get("reward") if isinstance(rewards, dict) else None
-    messages = [_message(message) for message in simulation["messages"] if _is_seen(message)]
     return {
-        "messages": [*policy, *messages],
+        "messages": [*policy, *_seen(simulation["messages"])],
         "reward": read_outcome(reward) if outcome is None else find_outcome(simulation, outcome),
         "terminated": reason not in _CUT,
         "task": {"task_id": simulation.get("task_id")},
     }
 
 
-def _is_seen(message: Any) -> bool:
-    """Whether the agent sees a message: not calls and results of the user's tools."""
-    if not isinstance(message, dict):
-        return True
-    is_users_call = message.get("role") == "user" and message.get("tool_calls")
-    return not is_users_call and message.get("requestor") != "user"
-
-
-def _message(message: Any) -> Any:
-    """Write a tool's result as OpenAI does: its `id` is that of the call."""
-    if not isinstance(message, dict) or message.get("role") != "tool":
-        return message
-    return {"content": "", **message, "tool_call_id": message.get("id")}
+def _seen(messages: list[Any]) -> Iterator[Any]:
+    """Yield what the agent sees: not calls and results of the user's tools. The `id` of a result is its call's."""
+    for message in messages:
+        if isinstance(message, dict):
+            is_users_call = message.get("role") == "user" and message.get("tool_calls")
+            if is_users_call or message.get("requestor") == "user":
+                continue
+            if message.get("role") == "tool":
+                message = {"content": "", **message, "tool_call_id": message.get("id")}
+        yield message
 
 
 def _policy(info: Any) -> list[Message]:

@@ -27,9 +27,8 @@ def backup_questions(roles: Roles, transitions: list[Transition], bootstrap: str
     episode and, if that was cut, asks the successor model how it would have gone on from its last observation. Where a
     task is a single step, only the final score counts, and there is no question about a step that was cut.
     """
-    prompts = _terminated_prompts(roles, transitions)
+    prompts, (name, _) = _terminated_prompts(roles, transitions), roles.judging["backup"]
     if not roles.options.single_step:
-        name = "backup" if roles.options.num_futures == 1 else "backup_future"
         continuing = {i: transition for i, transition in enumerate(transitions) if not transition.terminated}
         futures = FUTURES[bootstrap](roles, list(continuing.values()))
         for i, conversation in zip(continuing, futures, strict=True):
@@ -78,13 +77,7 @@ def critic_examples(roles: Roles, samples: list[Sample], targets: list[Answer]) 
 
 def _terminated_prompts(roles: Roles, transitions: list[Transition]) -> dict[int, Prompt]:
     """p_tpred for the transitions that ended their tasks, by index: the final score is known."""
-    if roles.options.single_step:
-        name = "backup_correctness"
-    elif roles.options.num_futures == 1:
-        name = "backup_terminated"
-    else:
-        name = "backup_future_terminated"
-    prompts = {}
+    prompts, (_, name) = {}, roles.judging["backup"]
     for i, transition in enumerate(transitions):
         if transition.terminated:
             values = {"next_observation": _observed(roles, transition), "observed": _on_one_line(roles, transition)}

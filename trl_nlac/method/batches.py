@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch.nn.utils.rnn import pad_sequence
 
+from ..generation.prefix_cache import common_prefix
 from ..types import LOSSES, Prompt, Sample, TrainingExample
 from .prefix_tree import PrefixTree
 
@@ -73,9 +74,7 @@ def arrange_by_prefix(examples: list[TrainingExample]) -> tuple[list[TrainingExa
     sequences = [np.array([*example.prompt.ids, *example.completion_ids]) for example in examples]
     new = [len(sequences[0])]  # tokens that an example adds to the tree of those before it
     for before, sequence in zip(sequences, sequences[1:], strict=False):
-        length = min(len(before), len(sequence))
-        differs = np.append(before[:length] != sequence[:length], True)
-        new.append(len(sequence) - int(differs.argmax()))
+        new.append(len(sequence) - common_prefix(before, sequence))
     sizes = np.cumsum(new).tolist()
     return examples, lambda start, end: len(sequences[start]) + sizes[end - 1] - sizes[start]
 

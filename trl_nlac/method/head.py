@@ -2,9 +2,9 @@
 
 """What a model makes of the tokens of answers, with the logits of a few tokens at a time in memory."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
+from unittest.mock import patch
 
 import torch
 from accelerate.utils import extract_model_from_parallel
@@ -134,7 +134,7 @@ def run_to_head(
     def forward(states: torch.Tensor) -> torch.Tensor:
         return finish(tokens.select(states), head)[None, :, None]
 
-    with _replaced_forward(module, forward):
+    with patch.object(module, "forward", forward):
         return _run(model, tokens, aux_losses).flatten()
 
 
@@ -149,16 +149,3 @@ def _run(model: nn.Module, tokens: TokenBatch, aux_losses: list[torch.Tensor] | 
 def output_layer(model: nn.Module) -> nn.Module:
     """Return the module that makes logits of hidden states, the head."""
     return extract_model_from_parallel(model, keep_torch_compile=False).get_output_embeddings()
-
-
-@contextmanager
-def _replaced_forward(module: nn.Module, forward: Callable) -> Iterator[None]:
-    before = vars(module).get("forward")
-    module.forward = forward
-    try:
-        yield
-    finally:
-        if before is None:
-            del module.forward
-        else:
-            module.forward = before

@@ -9,6 +9,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from ..generation.prefix_cache import common_prefix
+
 
 BLOCK = 128  # tokens; of FlexAttention
 
@@ -104,7 +106,7 @@ def _grow(sequences: list[np.ndarray]) -> _Node:
     root = _Node(np.empty(0, dtype=np.int64), 0)
     path, previous = [root], root.tokens
     for sequence in sequences:
-        shared = _common_prefix(previous, sequence)
+        shared = common_prefix(previous, sequence)
         while len(path) > 1 and path[-1].depth >= shared:
             path.pop()
         last = path[-1]
@@ -117,13 +119,6 @@ def _grow(sequences: list[np.ndarray]) -> _Node:
             last.children[int(sequence[shared])] = path[-1]
         previous = sequence
     return root
-
-
-def _common_prefix(first: np.ndarray, second: np.ndarray) -> int:
-    """Count the tokens with which both begin."""
-    length = min(len(first), len(second))
-    different = np.flatnonzero(first[:length] != second[:length])
-    return int(different[0]) if len(different) else length
 
 
 def _lay_out(root: _Node) -> tuple[list[_Node], tuple[Part, ...]]:

@@ -4,7 +4,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -29,6 +29,7 @@ _NUM_PARTS = 3  # of an answer that are begun: future, verdict, advice
 TOO_LONG = "prompts/too_long_ratio"
 
 
+@dataclass(eq=False)
 class Roles:
     """
     Ask the model for answers in its roles, in batches, and parse them. Where the generator is concurrent, threads can
@@ -36,30 +37,26 @@ class Roles:
     the chat template does not support an option.
     """
 
-    def __init__(
-        self,
-        generator: Generator,
-        chat: ChatEncoder,
-        prompts: NLACPrompts,
-        options: RoleOptions,
-        action_regex: str | None = None,
-        shows_progress: bool = False,
-    ):
+    generator: Generator
+    chat: ChatEncoder
+    prompts: NLACPrompts
+    options: RoleOptions
+    action_regex: str | None = None
+    shows_progress: bool = False
+
+    def __post_init__(self):
+        chat, prompts, options = self.chat, self.prompts, self.options
         if options.reasoning and chat.reasoning_tags is None:
             raise ValueError(
                 "`reasoning=True` needs a chat template that marks the chain of thought, with `<think>` for example. "
                 "Use `reasoning=None` or `False` with this model."
             )
-        self.generator = generator
-        self.chat = chat
-        self.prompts = prompts
-        self.options = options
         self.actions = ActionFormat(chat, options.action_format, options.keep_history)
         self.builder = PromptBuilder(self.actions, prompts, options)
-        self.samplings = role_samplings(options, action_regex)
+        self.samplings = role_samplings(options, self.action_regex)
+        self.judging = judging_prompts(options)
         # Whether chains of thought are rewritten before training.
         self.corrects_reasoning = chat.reasoning_tags is not None if options.reasoning is None else options.reasoning
-        self.shows_progress = shows_progress
         self.tally = Tally()
 
     def check_generation(self, model: nn.Module) -> None:
@@ -142,11 +139,7 @@ class Roles:
         begin = begun_thought if is_thought else BEGUN.get(parse)
         if begin is None or self.chat.template.thinks_by_default:
             return None
-        names = {"refine": ("refine",), "critic": ("critique",), "backup": ("backup", "backup_terminated")}[role]
-        if self.options.single_step and not is_thought:
-            names = ("correctness",) if role == "critic" else ("backup_correctness",)
-        elif self.options.num_futures > 1 and role == "critic":
-            names = ("evaluation",)
+        names = (role,) if is_thought else self.judging[role]
         return begin if self.prompts.show_form(begin(""), *names) else None
 
     def _complete_form(
@@ -254,6 +247,15 @@ class Roles:
     def take_metrics(self) -> dict[str, float]:
         """Return the means of the metrics since the last call, and those of the generator."""
         return {**self.tally.take(), **self.generator.take_metrics()}
+
+
+def judging_prompts(options: RoleOptions) -> dict[str, tuple[str, ...]]:
+    """Name the prompts by which critic and backup judge: the latter after a step, and after the last of a task."""
+    if options.single_step:
+        return {"critic": ("correctness",), "backup": ("backup_correctness", "backup_correctness")}
+    if options.num_futures > 1:
+        return {"critic": ("evaluation",), "backup": ("backup_future", "backup_future_terminated")}
+    return {"critic": ("critique",), "backup": ("backup", "backup_terminated")}
 
 
 def role_samplings(options: RoleOptions, action_regex: str | None = None) -> dict[str, Sampling]:

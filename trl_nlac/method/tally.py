@@ -42,11 +42,6 @@ class Tally:
         with self._lock:
             self.metrics[name] += values
 
-    def note_all(self, values: dict[str, list[float]]) -> None:
-        """Add values to several metrics."""
-        for name, of_metric in values.items():
-            self.note(name, of_metric)
-
     def count(self, role: str, **tokens: int) -> None:
         """Add to the tokens of a role, by kind."""
         with self._lock:

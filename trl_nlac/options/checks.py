@@ -80,10 +80,6 @@ def is_json(value: Any) -> bool:
     return True
 
 
-def _as_bool(value: Any) -> bool | None:
-    return value if isinstance(value, bool) else None
-
-
 def _as_text(value: Any) -> str | None:
     """Return text as such, without what a subclass adds; `None` for half a character, which no file can hold."""
     try:
@@ -116,7 +112,8 @@ def _as_floats(value: Any) -> list[float] | None:
 
 
 # How a value becomes one of a kind, `None` if it cannot, and the kinds in words.
-_READERS = {bool: _as_bool, int: as_whole, float: as_float, str: _as_text, dict: _as_dict, list: _as_floats}
+_READERS = {int: as_whole, float: as_float, str: _as_text, dict: _as_dict, list: _as_floats}
+_READERS[bool] = lambda value: value if isinstance(value, bool) else None
 _NAMES = {
     bool: "True or False",
     int: "a whole number of at most 10^9",
@@ -168,11 +165,6 @@ def check_at_least(options: Any, least: int, *names: str) -> None:
 def check_between(options: Any, least: float, most: float, *names: str) -> None:
     """Raise a `ValueError` if options are less or more; those that can be `None` can be that."""
     _check_from(options, names, lambda value: least <= value <= most, f"between {least:,} and {most:,}")
-
-
-def check_positive(options: Any, *names: str, most: float) -> None:
-    """Raise a `ValueError` unless options are above 0, at most `most`, or `None` where they can."""
-    _check_from(options, names, lambda value: 0 < value <= most, f"above 0 and at most {most:,}")
 
 
 def _check_from(options: Any, names: tuple[str, ...], is_valid: Callable[[Any], bool], requirement: str) -> None:

@@ -5,7 +5,7 @@
 import os
 from dataclasses import dataclass, field
 
-from .checks import MAX_SECONDS, check, check_at_least, check_between, check_choices, check_positive, check_types
+from .checks import MAX_SECONDS, check, check_at_least, check_between, check_choices, check_types
 from .documented import documented
 
 
@@ -91,7 +91,8 @@ class GenerationOptions:
         check_choices(self, "vllm_mode", "vllm_model_impl")
         check_at_least(self, 1, "max_generation_batch_size", "vllm_tensor_parallel_size", "vllm_max_model_length")
         check_between(self, 1, 65_535, "vllm_server_port", "vllm_group_port")
-        check_positive(self, "vllm_server_timeout", most=MAX_SECONDS)
+        is_valid = 0 < self.vllm_server_timeout <= MAX_SECONDS
+        check(self, "vllm_server_timeout", is_valid, f"above 0 and at most {MAX_SECONDS:,}")
         check(self, "vllm_gpu_memory_utilization", 0 < self.vllm_gpu_memory_utilization <= 1, "above 0 and at most 1")
         if self.vllm_server_weights_dir is not None:
             self.vllm_server_weights_dir = os.path.abspath(self.vllm_server_weights_dir)  # the server is elsewhere

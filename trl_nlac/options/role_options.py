@@ -9,7 +9,7 @@ from typing import Any
 
 from ..secrets import hide_secrets
 from ..terminal import shown
-from ..written_files import replaced
+from ..written_files import write_json
 from .checks import as_float, as_whole, check, check_between, check_choices, check_types, is_json
 from .documented import documented
 
@@ -207,8 +207,7 @@ class RoleOptions:
     def save_pretrained(self, directory: str | Path) -> None:
         """Write the options next to a model, for [`RoleOptions.from_pretrained`]."""
         options = hide_secrets({option.name: vars(self)[option.name] for option in fields(RoleOptions)})
-        with replaced(Path(directory, ROLES_FILE)) as written:
-            written.write_text(json.dumps(options, indent=2) + "\n", encoding="utf-8")
+        write_json(Path(directory, ROLES_FILE), options)
 
 
 def _checked_role_sampling(role_sampling: dict[str, Any]) -> dict[str, dict[str, Any]]:

@@ -132,8 +132,10 @@ class EpisodeTables:
             notes = {name: [printable(str(value)) for value in values] for name, values in extra.items()}
             tasks = [printable(prompt) for prompt in prompts]
             print_prompt_completions_sample(tasks, shown, {"return": returns}, None, step, number, notes)
-        if "wandb" in self.args.report_to:
-            _log_to_wandb(rows, completions, step)
+        if "wandb" in self.args.report_to:  # as TRL's trainers do with completions
+            texts = ["\n".join(f"{m['role']}: {m['content']}" for m in messages) for messages in completions]
+            columns = {"step": [step] * len(rows), "prompt": prompts, "completion": texts, "return": returns, **extra}
+            _send_to_wandb("completions", pd.DataFrame(columns))
         if "trackio" in self.args.report_to:
             _log_to_trackio(rows, completions, step)
 
@@ -145,14 +147,18 @@ def log_sample(row: dict[str, Any], report_to: list[str]) -> None:
     """Send a row of the audit trail to the experiment trackers, as a table."""
     table = pd.DataFrame([{name: row[name] for name in ("step", *SAMPLE_TEXTS)}])
     if "wandb" in report_to:
-        import wandb
-
-        if wandb.run is not None:
-            wandb.log({"sample": wandb.Table(dataframe=table)})
+        _send_to_wandb("sample", table)
     if "trackio" in report_to:
         import trackio
 
         trackio.log({"sample": trackio.Table(dataframe=table)})
+
+
+def _send_to_wandb(name: str, table: pd.DataFrame) -> None:
+    import wandb
+
+    if wandb.run is not None:
+        wandb.log({name: wandb.Table(dataframe=table)})
 
 
 def _on_first_process(rows: list[dict[str, Any]], args: NLACConfig) -> list[dict[str, Any]]:
@@ -205,24 +211,6 @@ def _array(values: list[Any]) -> pa.Array:
 def _has_empty_struct(of: pa.DataType) -> bool:
     parts = [of.field(i) for i in range(of.num_fields)]
     return (pa.types.is_struct(of) and not parts) or any(_has_empty_struct(part.type) for part in parts)
-
-
-def _log_to_wandb(rows: list[dict[str, Any]], completions: list[list[dict[str, str]]], step: int) -> None:
-    """Send episodes as a table, as TRL's trainers do with completions."""
-    import wandb
-
-    if wandb.run is None:
-        return
-    texts = ["\n".join(f"{m['role']}: {m['content']}" for m in messages) for messages in completions]
-    extra = _extra_columns(rows)
-    columns = {
-        "step": [step] * len(rows),
-        "prompt": [row["prompt"] for row in rows],
-        "completion": texts,
-        "return": [row["return"] for row in rows],
-        **extra,
-    }
-    wandb.log({"completions": wandb.Table(dataframe=pd.DataFrame(columns))})
 
 
 def _log_to_trackio(rows: list[dict[str, Any]], completions: list[list[dict[str, str]]], step: int) -> None:

@@ -5,7 +5,6 @@
 import json
 import logging
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
@@ -94,11 +93,16 @@ def set_aside(run: str | Path, step: int, recorded: int, with_model: bool = Fals
     refuse_links(run)
     logs = {name: _split(run / name, step) for name in (TRAINING_LOG, WARNINGS)}
     files = [path for found, path in checkpoints(run).items() if found > step]
-    files += _later_files(run, step, recorded)
+    for path in (path for folder in (COMPLETIONS, EPISODES, AUDIT) for path in run.glob(f"{folder}/*.parquet")):
+        match = RECORD_FILE.fullmatch(path.name)
+        if match and int(match["step"]) > (step if match["kind"] else recorded):
+            files.append(path)
     files += _matching(run, _SAVED) if with_model else []
     if not any(later for _, later in logs.values()) and not files:
         return
-    aside = _new_folder(run / SUPERSEDED)
+    numbers = [int(path.name) for path in run.glob(f"{SUPERSEDED}/*") if path.name.isdecimal()]
+    aside = run / SUPERSEDED / str(1 + max(numbers, default=0))
+    aside.mkdir(parents=True)
     for path in files:
         (aside / path.parent.relative_to(run)).mkdir(exist_ok=True)
         path.rename(aside / path.relative_to(run))
@@ -114,23 +118,6 @@ def write_table(table: pa.Table, path: Path) -> None:
     """Write a table as parquet. A process that is killed meanwhile leaves the file that was there before."""
     with replaced(path) as written:
         pq.write_table(table, written, compression="zstd", write_page_checksum=True)
-
-
-def _new_folder(parent: Path) -> Path:
-    """Make the folder of the next number."""
-    number = 1 + max((int(path.name) for path in parent.glob("*") if path.name.isdecimal()), default=0)
-    folder = parent / str(number)
-    folder.mkdir(parents=True)
-    return folder
-
-
-def _later_files(run: Path, step: int, recorded: int) -> Iterator[Path]:
-    """Find the files of evaluations after `step`, and those of training after `recorded`."""
-    for folder in (COMPLETIONS, EPISODES, AUDIT):
-        for path in sorted(run.glob(f"{folder}/*.parquet")):
-            match = RECORD_FILE.fullmatch(path.name)
-            if match and int(match["step"]) > (step if match["kind"] else recorded):
-                yield path
 
 
 def _matching(run: Path, patterns: tuple[str, ...]) -> list[Path]:

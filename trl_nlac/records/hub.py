@@ -55,20 +55,6 @@ _OPTIMIZATION = (
 )
 
 
-def _tags(tags: list[str], trackers: dict[str, str]) -> list[str]:
-    """Add the tags that TRL gives to a card; one of Trackio that the model had is of another run."""
-    tags = [tag for tag in dict.fromkeys(["generated_from_trainer", *tags]) if not tag.startswith("trackio:")]
-    tags += ["hf_jobs"] if "JOB_ID" in os.environ else []
-    return [*tags, *([f"trackio:{trackers['Trackio']}"] if "Trackio" in trackers else [])]
-
-
-def _eval_results(evaluations: list[tuple[str, str, dict[str, Any]]], environment: str) -> list[EvalResult] | None:
-    """Write down the last success rate on each dataset."""
-    rates = {dataset: round(log["episode/success_rate"], 4) for dataset, _, log in evaluations}
-    kind = ("reinforcement-learning", environment, environment, "success_rate")
-    return [EvalResult(*kind, rate, dataset_split=dataset or None) for dataset, rate in rates.items()] or None
-
-
 def tracker_links() -> dict[str, str]:
     """Return the addresses of the run under way in the trackers that have one, by their names, as TRL's cards do."""
     links = {"Trackio": get_trackio_space_url(), "Comet": get_comet_experiment_url()}
@@ -125,13 +111,20 @@ class PublishedTrainer(_BaseTrainer):
         base_model = None if not base_model or Path(base_model).is_dir() else base_model
         tags = [*self._tag_names, *([tags] if isinstance(tags, str) else tags or [])]
         trackers, evaluations = tracker_links(), first_and_last(self.state.log_history)
+        # The tags that TRL gives to a card; one of Trackio that the model had is of another run.
+        tags = [tag for tag in dict.fromkeys(["generated_from_trainer", *tags]) if not tag.startswith("trackio:")]
+        tags += ["hf_jobs"] if "JOB_ID" in os.environ else []
+        tags += [f"trackio:{trackers['Trackio']}"] if "Trackio" in trackers else []
+        rates = {dataset: round(log["episode/success_rate"], 4) for dataset, _, log in evaluations}
+        kind = ("reinforcement-learning", environment, environment, "success_rate")
+        results = [EvalResult(*kind, rate, dataset_split=dataset or None) for dataset, rate in rates.items()]
         data = ModelCardData(
             base_model=base_model,
             datasets=dataset_name,
             library_name="transformers",
             model_name=model_name,
-            tags=_tags(tags, trackers),
-            eval_results=_eval_results(evaluations, environment),
+            tags=tags,
+            eval_results=results or None,
         )
         card = _render(
             "model_card.md.jinja",

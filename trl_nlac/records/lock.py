@@ -2,7 +2,6 @@
 
 """A lock on the folder of a run: two runs that write into it would destroy each other's files."""
 
-import errno
 import logging
 import os
 import socket
@@ -13,7 +12,7 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from ..types import RunRefused
-from ..written_files import refuse_links
+from ..written_files import refuse_link, refuse_links
 
 
 logger = logging.getLogger(__name__)
@@ -43,8 +42,7 @@ def locked(run: str | Path) -> Iterator[None]:
             "ends, or choose another folder."
         ) from error
     except OSError as error:
-        if error.errno == errno.ELOOP:
-            raise RunRefused(f"{str(path)!r} is a link, which no run makes. Remove it.") from error
+        refuse_link(path)
         if error.filename is not None:  # it could not be opened
             raise
         logger.warning(

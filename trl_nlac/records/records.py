@@ -47,14 +47,12 @@ class Records:
         self.num_samples = 0  # transitions trained on
         self.health = HealthMonitor()
         self.success = SuccessMonitor(keeps_best=bool(args.load_best_model_at_end))
-        self.formats = FormatMonitor(args.max_completion_length)
+        self.formats = FormatMonitor(args.max_completion_length, args.examples == "auto" and args.num_futures == 1)
         self.tables = EpisodeTables(args, decode)
         self._rows: list[dict[str, Any]] = []  # of the episodes since the last log
         self.recorded = 0  # step at which episodes and audited samples were written down last
-        self._sent: dict[str, Any] | None = None  # the audited sample that trackers have seen
-        self.audit = None
-        if args.audit_samples:
-            self.audit = AuditTrail(args.output_dir, args.process_index)
+        self._row: dict[str, Any] | None = None  # the newest audited sample with all texts, until it is shown
+        self.audit = AuditTrail(args.output_dir, args.process_index) if args.audit_samples else None
 
     @contextmanager
     def timed(self, phase: str) -> Iterator[None]:
@@ -148,10 +146,6 @@ class Records:
             loss, number = sums[2 * i : 2 * i + 2]
             self.metrics[f"{name}/loss"] += round(number) * [loss / max(1, number)]
 
-    def add_batch(self) -> None:
-        """Count the transitions of a micro-batch."""
-        self.num_samples += self.args.per_device_train_batch_size * self.args.world_size
-
     def end_iteration(self) -> None:
         """Complete the audited samples of an iteration after its last gradient step, or where it is given up."""
         if self.audit is not None:
@@ -175,16 +169,14 @@ class Records:
         self._rows = []
         if self.audit is not None:
             self.audit.write(step)
-            row = self.audit.newest
-            if row is not self._sent and row and not self.args.process_index:
-                log_sample(row, self.args.report_to)
-            self._sent = row
+            newest, self.audit.newest = self.audit.newest, None
+            if newest is not None and not self.args.process_index:
+                log_sample(newest, self.args.report_to)
+            self._row = newest or self._row
 
     def take_row(self) -> dict[str, Any] | None:
         """Return the newest audited sample that has all texts, if there is one since the last call."""
-        row = self.audit and self.audit.newest
-        if row:
-            self.audit.newest = None
+        row, self._row = self._row, None
         return row
 
     def add_evaluation(self, evaluation: Evaluation, step: int, kind: str) -> None:

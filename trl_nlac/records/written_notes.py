@@ -81,10 +81,7 @@ class TrainingLogCallback(TrainerCallback):
 
     def on_log(self, args, state, control, logs=None, **kwargs):
         if state.is_world_process_zero and self.is_on:
-            line = {"step": state.global_step, **{name: _finite(value) for name, value in logs.items()}}
+            # JSON has neither NaN nor infinities.
+            finite = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in logs.items()}
+            line = {"step": state.global_step, **finite}
             append_line(Path(args.output_dir, TRAINING_LOG), json.dumps(line, default=float))
-
-
-def _finite(value):
-    """Return a number as JSON can hold it: `None` for NaN and infinities."""
-    return None if isinstance(value, float) and not math.isfinite(value) else value

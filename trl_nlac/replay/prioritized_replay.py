@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from ..types import Episode, Sample, Transition
-from ..written_files import replaced
+from ..written_files import replaced, write_json
 from .files import StoredEpisode, episode_lengths, read_episodes, write_episodes
 from .kept_targets import KeptTargets
 from .resharding import read_share
@@ -136,20 +136,17 @@ class PrioritizedReplay:
             self._priorities[np.arange(evicted, self._first_id) % self.capacity] = 0
             self.targets.drop(range(evicted, self._first_id))
         slots = np.arange(self._next_id, self._next_id + length) % self.capacity
-        self._make_room(self._next_id + length)
+        # How many slots there are depends on the number of ids alone, so that sums over them are reproducible.
+        added = min(self.capacity, 1 << (self._next_id + length - 1).bit_length()) - len(self._priorities)
+        if added > 0:
+            self._episode_ids = np.concatenate([self._episode_ids, np.zeros(added, dtype=np.int64)])
+            self._priorities = np.concatenate([self._priorities, np.zeros(added)])
         self._episode_ids[slots] = self._next_id
         self._priorities[slots] = stored.priorities
         for transition_id, target in enumerate(stored.targets, self._next_id):
             if target is not None:
                 self.targets.load(transition_id, target)
         self._next_id += length
-
-    def _make_room(self, number: int) -> None:
-        """Make slots for `number` ids. How many depends on nothing else, so that sums over them are reproducible."""
-        number = min(self.capacity, 1 << (number - 1).bit_length()) - len(self._priorities)
-        if number > 0:
-            self._episode_ids = np.concatenate([self._episode_ids, np.zeros(number, dtype=np.int64)])
-            self._priorities = np.concatenate([self._priorities, np.zeros(number)])
 
     def sample(self, number: int) -> list[Sample]:
         """
@@ -225,8 +222,7 @@ class PrioritizedReplay:
         with replaced(directory / "episodes.parquet") as written:
             write_episodes(written, self._items())
         state = {"rng": self._rng.bit_generator.state, "next_id": self._next_id}
-        with replaced(directory / "replay.json") as written:
-            written.write_text(json.dumps(state))
+        write_json(directory / "replay.json", state)
 
     def _items(self) -> Iterator[StoredEpisode]:
         """The episodes with their priorities and targets, oldest first."""

@@ -146,6 +146,10 @@ def time_charts(log: TrainingLog) -> list[Chart]:
     # Logs have the kinds that occurred.
     rows = [{**dict.fromkeys(names, 0.0), **row} if "environment/failure_rate" in row else row for row in log.training]
     failures = _colored([(rows, name, _words(name)) for name in names])
+    roles = {name: name.split("/")[-1] for name in _names(log.training, "tokens/generated/")}
+    generated = [
+        _curve(log.training, name, ROLE_NAMES.get(of, of), _ROLES.get(of, "grey")) for name, of in roles.items()
+    ]
     return _with_data(
         Chart(
             "Time before gradient steps",
@@ -153,7 +157,7 @@ def time_charts(log: TrainingLog) -> list[Chart]:
             "Shares of the rollout, Bellman targets, refinement, the audit trail and weight syncs.",
             is_rate=True,
         ),
-        Chart("Generated tokens", _generated(log.training), "In training so far, by role."),
+        Chart("Generated tokens", generated, "In training so far, by role."),
         Chart("Gradient steps", [_curve(log.training, "time/train", "seconds", "blue")], "Seconds per micro-batch."),
         Chart("Environment failures", [series for series in failures if any(series.y)], "Share of episodes."),
     )
@@ -188,14 +192,16 @@ def comparison_charts(logs: dict[str, TrainingLog]) -> list[Chart]:
 
 
 def _with_data(*charts: Chart) -> list[Chart]:
-    charts = [replace(chart, series=[series for series in chart.series if _can_be_drawn(series)]) for chart in charts]
-    return [chart for chart in charts if chart.series]
-
-
-def _can_be_drawn(series: Series) -> bool:
-    """Whether there are points, none of which became infinite by averaging."""
-    parts = (series.x, series.y, series.low or [], series.high or [])
-    return bool(series.x) and all(math.isfinite(value) for part in parts for value in part)
+    """Leave out curves without points, or with one that became infinite by averaging, and charts without curves."""
+    drawn = []
+    for chart in charts:
+        series = [
+            one
+            for one in chart.series
+            if one.x and all(map(math.isfinite, [*one.x, *one.y, *(one.low or []), *(one.high or [])]))
+        ]
+        drawn += [replace(chart, series=series)] if series else []
+    return drawn
 
 
 def _names(rows: Rows, start: str = "", end: str = "") -> list[str]:
@@ -284,12 +290,6 @@ def _shares(rows: Rows) -> list[Series]:
             curves.append(Series(phase, color, x, shares, low, high, style="area"))
         low = high
     return curves
-
-
-def _generated(rows: Rows) -> list[Series]:
-    """Make a curve of the generated tokens of each role."""
-    roles = {name: name.split("/")[-1] for name in _names(rows, "tokens/generated/")}
-    return [_curve(rows, name, ROLE_NAMES.get(of, of), _ROLES.get(of, "grey")) for name, of in roles.items()]
 
 
 def _thinned(values: list[float]) -> list[float]:

@@ -11,12 +11,8 @@ from ..records.folder import TRAINING_LOG
 from ..records.log import read_log
 from .charts import axis_of, comparison_charts
 from .rendering import Parts, write_page
-from .run_summary import TOKEN_KINDS, empty_summary, summarize
+from .run_summary import TOKEN_KINDS, Summary, summarize
 from .shown_notes import Settings, read_settings
-
-
-_STYLES = ("page.css",)
-_SCRIPTS = ("dom.js", "charts.js", "follow.js")
 
 
 def write_comparison(
@@ -34,25 +30,22 @@ def write_comparison(
     for folder, log in zip(folders, logs, strict=True):
         if not (log.training or log.evaluations):
             raise ValueError(f"`run` is {folder}, which has no readable {TRAINING_LOG}. Leave it out.")
-    settings = [
-        parts.make("settings", lambda folder=folder: read_settings(folder), Settings(None, {}, {}))
-        for folder in folders
-    ]
+    settings = [parts.make("settings", lambda folder=folder: read_settings(folder), Settings()) for folder in folders]
     options = [{**of_run.others, **of_run.chosen} for of_run in settings]
     known = dict.fromkeys(name for of_run in options for name in of_run)
     different = {name: [of_run.get(name) for of_run in options] for name in known}
     axis = axis_of(*logs)
     charts = parts.make("charts", lambda: comparison_charts(dict(zip(names, logs, strict=True))), [])
     summaries = [
-        parts.make("summary", lambda folder=folder, log=log: summarize(folder, log), empty_summary(folder))
+        parts.make("summary", lambda folder=folder, log=log: summarize(folder, log), Summary(folder.name))
         for folder, log in zip(folders, logs, strict=True)
     ]
     refresh = refresh if any(log.seconds is None for log in logs) else None
     return write_page(
         Path(output),
         "comparison.html.jinja",
-        _STYLES,
-        _SCRIPTS,
+        ("page.css",),
+        ("dom.js", "charts.js", "follow.js"),
         {"axis": axis, "charts": {"comparison": [asdict(chart) for chart in charts]}, "refresh": refresh},
         axis=axis,
         names=names,

@@ -23,7 +23,10 @@ def played_episode(row: Row, split: str, dataset: str, samples: list[Row]) -> Ro
     """Prepare a row of a file of completions, of the `split` "train" or "eval", with its audited samples."""
     # A failed environment does not prove the critic right or wrong.
     success = row["success"] if row["failure"] is None else None
-    turns = {number: _with_mark(turn, success) for number, turn in enumerate(row["turns"])}
+    turns = {}
+    for number, turn in enumerate(row["turns"]):
+        wrong = None not in (success, turn["verdict"]) and turn["verdict"] != success
+        turns[number] = {**_known(turn), "wrong": wrong, "samples": []}
     return {
         **_known(row, "step environment_steps process task prompt return failure".split()),
         "split": split,
@@ -52,12 +55,6 @@ def _outcome(row: Row) -> str:
     if row["success"]:
         return "success"
     return "cut" if row["truncated"] else "failure"
-
-
-def _with_mark(turn: Row, success: bool | None) -> Row:
-    """Add to a turn whether the critic's verdict on it was wrong."""
-    wrong = None not in (success, turn["verdict"]) and turn["verdict"] != success
-    return {**_known(turn), "wrong": wrong, "samples": []}
 
 
 def _turns(turns: dict[int, Row], samples: list[Row]) -> Row:

@@ -13,13 +13,11 @@ from .charts import MAX_POINTS, axis_of, critic_charts, learning_charts, role_ch
 from .highlights import find_highlights
 from .rendering import Parts, write_page
 from .run_files import MAX_EPISODES, Episodes, read_episodes
-from .run_summary import empty_summary, spent_tokens, summarize
+from .run_summary import Summary, spent_tokens, summarize
 from .shown_notes import Settings, read_settings, read_warnings
 
 
 MAX_TASKS = 40  # of a dataset, in the table of tasks over time
-_STYLES = ("page.css", "episodes.css")
-_SCRIPTS = ("dom.js", "charts.js", "episodes.js", "highlights.js", "follow.js")
 
 
 @dataclass(frozen=True)
@@ -109,11 +107,11 @@ def _write(run: Path, log: TrainingLog, episodes: Episodes, output: Path, refres
     return write_page(
         output,
         "page.html.jinja",
-        _STYLES,
-        _SCRIPTS,
+        ("page.css", "episodes.css"),
+        ("dom.js", "charts.js", "episodes.js", "highlights.js", "follow.js"),
         data,
-        summary=parts.make("summary", lambda: summarize(run, log), empty_summary(run)),
-        settings=parts.make("settings", lambda: read_settings(run), Settings(None, {}, {})),
+        summary=parts.make("summary", lambda: summarize(run, log), Summary(run.name)),
+        settings=parts.make("settings", lambda: read_settings(run), Settings()),
         warnings=parts.make("warnings", lambda: read_warnings(run), {}),
         num_failed=sum(failures.count for failures in episodes.failures.values()),
         spent=parts.make("tokens", lambda: spent_tokens(log.training[-1]) if log.training else None, None),

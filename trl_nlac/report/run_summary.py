@@ -4,7 +4,7 @@
 
 import json
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import yaml
@@ -35,22 +35,17 @@ class Success:
 
 @dataclass(frozen=True)
 class Summary:
-    """The state of a run."""
+    """The state of a run, by default one of which nothing could be read."""
 
     name: str  # folder of the run
-    model: str | None  # the trained model: the base model in the model card, otherwise the architecture
-    step: int  # of the optimizer
-    environment_steps: int
-    tokens: dict[str, int]  # tokens of training by kind, of `TOKEN_KINDS`
-    duration: str | None  # duration of training. `None` if it has not ended.
-    successes: list[Success]  # one for each evaluation dataset
-    training_success: float | None  # success rate in training, last logged value
-    unreadable: list[str]  # names of files that could not be read
-
-
-def empty_summary(run: Path) -> Summary:
-    """The summary of a run of which nothing could be read."""
-    return Summary(run.name, None, 0, 0, {}, None, [], None, [])
+    model: str | None = None  # the trained model: the base model in the model card, otherwise the architecture
+    step: int = 0  # of the optimizer
+    environment_steps: int = 0
+    tokens: dict[str, int] = field(default_factory=dict)  # tokens of training by kind, of `TOKEN_KINDS`
+    duration: str | None = None  # duration of training. `None` if it has not ended.
+    successes: list[Success] = field(default_factory=list)  # one for each evaluation dataset
+    training_success: float | None = None  # success rate in training, last logged value
+    unreadable: list[str] = field(default_factory=list)  # names of files that could not be read
 
 
 def summarize(run: Path, log: TrainingLog) -> Summary:
@@ -104,7 +99,11 @@ def _success(dataset: str, rows: list[dict[str, float]]) -> Success | None:
 def _model(run: Path) -> tuple[str | None, list[str]]:
     """Find the trained model; returns it, and the names of files that could not be read."""
     unreadable = []
-    for name, read in (("README.md", _base_model), ("config.json", _architectures)):
+    readers = {
+        "README.md": lambda card: ModelCard.load(card, ignore_metadata_errors=True).data.base_model,
+        "config.json": lambda config: json.loads(config.read_text(encoding="utf-8")).get("architectures"),
+    }
+    for name, read in readers.items():
         try:
             found = read(run / name) if (run / name).is_file() else None
         except (ValueError, TypeError, AttributeError, OSError, RecursionError, yaml.YAMLError) as error:
@@ -114,11 +113,3 @@ def _model(run: Path) -> tuple[str | None, list[str]]:
         if found:
             return ", ".join(map(str, found)) if isinstance(found, list) else str(found), unreadable
     return None, unreadable
-
-
-def _base_model(card: Path) -> str | list[str] | None:
-    return ModelCard.load(card, ignore_metadata_errors=True).data.base_model
-
-
-def _architectures(config: Path) -> list[str] | None:
-    return json.loads(config.read_text(encoding="utf-8")).get("architectures")

@@ -5,9 +5,8 @@
 import json
 import logging
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from ..records.folder import SETTINGS, WARNINGS
 from ..terminal import printable
@@ -21,9 +20,9 @@ logger = logging.getLogger(__name__)
 class Settings:
     """The options of a run, as text."""
 
-    model: str | None
-    chosen: dict[str, str]  # options that are not at their defaults
-    others: dict[str, str]
+    model: str | None = None
+    chosen: dict[str, str] = field(default_factory=dict)  # options that are not at their defaults
+    others: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass
@@ -38,14 +37,17 @@ class Times:
 def read_settings(run: Path) -> Settings:
     """Read the options of a run; they are empty if it did not write them, or if they cannot be read."""
     if not (run / SETTINGS).is_file():
-        return Settings(None, {}, {})
+        return Settings()
     try:
         found = json.loads((run / SETTINGS).read_text(encoding="utf-8"))
-        chosen, others = ({str(k): _text(v) for k, v in found[part].items()} for part in ("chosen", "others"))
+        chosen, others = (
+            {str(k): clipped(v if isinstance(v, str) else json.dumps(v)) for k, v in found[part].items()}
+            for part in ("chosen", "others")
+        )
         return Settings(str(found["model"]), chosen, others)
     except (ValueError, TypeError, KeyError, AttributeError, OSError, RecursionError) as error:
         logger.warning("%s", printable(f"{run / SETTINGS} cannot be read: {error}"))
-    return Settings(None, {}, {})
+    return Settings()
 
 
 def read_warnings(run: Path) -> dict[str, Times]:
@@ -65,7 +67,3 @@ def _warnings(path: Path) -> Iterator[tuple[int, str]]:
             yield int(row["step"]), str(row["message"])
         except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
             continue
-
-
-def _text(value: Any) -> str:
-    return clipped(value if isinstance(value, str) else json.dumps(value))

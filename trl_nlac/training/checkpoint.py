@@ -19,6 +19,7 @@ from safetensors.torch import save_file
 
 from ..chat.encoder import ChatEncoder
 from ..method.target_weights import InitialWeights, KeptWeights, TargetWeights
+from ..nlac_config import NLACConfig
 from ..replay.prioritized_replay import PrioritizedReplay
 from ..types import Prompt, RunRefused, TrainingExample
 from .manifest import check_manifest
@@ -27,8 +28,6 @@ from .manifest import check_manifest
 if TYPE_CHECKING:
     from peft import PeftModel
     from transformers import PreTrainedModel
-
-    from ..nlac_config import NLACConfig
 
 logger = get_logger(__name__)
 
@@ -219,12 +218,12 @@ def _has_optimizer(checkpoint: Path) -> bool:
 _KEPT = ("learning_rate", "weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon")
 
 
-def kept_options(args: "NLACConfig") -> dict[str, float]:
+def kept_options(args: NLACConfig) -> dict[str, float]:
     """Return the options that a resumed run has from its checkpoint, whatever it is given."""
     return {name: vars(args)[name] for name in _KEPT}
 
 
-def warn_of_kept_options(checkpoint: Path, saved: dict[str, float], args: "NLACConfig") -> None:
+def warn_of_kept_options(checkpoint: Path, saved: dict[str, float], args: NLACConfig) -> None:
     """Warn of options that differ from those with which the optimizer of a checkpoint was made."""
     if not _has_optimizer(checkpoint):
         return
@@ -256,7 +255,7 @@ _OF_TARGETS = ("bootstrap", "num_futures", "single_step", "success_threshold", "
 _OF_BATCHES = ("policy_loss_type", "per_device_train_batch_size", "gradient_accumulation_steps")
 
 
-def options_of_iteration(args: "NLACConfig") -> dict[str, Any]:
+def options_of_iteration(args: NLACConfig) -> dict[str, Any]:
     """Return the options on which kept targets, pending micro-batches and what is left out of the buffer depend."""
     return {name: vars(args)[name] for name in (*_OF_TARGETS, *_OF_BATCHES, "max_prompt_length")}
 
@@ -264,7 +263,7 @@ def options_of_iteration(args: "NLACConfig") -> dict[str, Any]:
 def drop_outdated(
     checkpoint: Path,
     saved: dict[str, Any],
-    args: "NLACConfig",
+    args: NLACConfig,
     replay: PrioritizedReplay,
     batches: list[list[TrainingExample]],
 ) -> None:
@@ -290,14 +289,8 @@ def _difference(saved: Any, own: Any) -> str:
 
 def save_rows(directory: Path, rank: int, rows: dict[str, list[Any]]) -> None:
     """Write the records of one process that are not written down yet, by kind, as JSON in parquet."""
-    table = pa.table(
-        {
-            "kind": pa.array([kind for kind, of_it in rows.items() for _ in of_it], pa.string()),
-            "row": pa.array(
-                [json.dumps(row, default=_plain) for of_it in rows.values() for row in of_it], pa.string()
-            ),
-        }
-    )
+    noted = [{"kind": kind, "row": json.dumps(row, default=_plain)} for kind, of_it in rows.items() for row in of_it]
+    table = pa.Table.from_pylist(noted, schema=pa.schema({"kind": pa.string(), "row": pa.string()}))
     pq.write_table(table, _folder(directory, rank) / _ROWS, compression="zstd")
 
 

@@ -2,8 +2,6 @@
 
 """Whether the output layer of a model can be called for a few tokens at a time."""
 
-from typing import TYPE_CHECKING
-
 import torch
 from accelerate.logging import get_logger
 from accelerate.utils import gather_object
@@ -13,18 +11,16 @@ from transformers import PreTrainedConfig
 from ..method.batches import NLACCollator
 from ..method.head import answer_values, output_layer, run_to_head
 from ..method.losses import token_logps
+from ..nlac_config import NLACConfig
 from ..shards import has_gathered_weights
 from ..types import Prompt, TrainingExample
 from .trial import TrialFailed, deviation, trial
 
 
-if TYPE_CHECKING:
-    from ..nlac_config import NLACConfig
-
 logger = get_logger(__name__)
 
 
-def can_chunk_head(model: nn.Module, config: PreTrainedConfig, args: "NLACConfig") -> bool:
+def can_chunk_head(model: nn.Module, config: PreTrainedConfig, args: NLACConfig) -> bool:
     """Whether the output layer can be called in chunks. If not, a warning says why. All processes decide alike."""
     (reason, *_) = [*filter(None, gather_object([_unfit(model, args) or _difference(model, config, args)])), ""]
     if reason:
@@ -35,7 +31,7 @@ def can_chunk_head(model: nn.Module, config: PreTrainedConfig, args: "NLACConfig
     return not reason
 
 
-def _unfit(model: nn.Module, args: "NLACConfig") -> str:
+def _unfit(model: nn.Module, args: NLACConfig) -> str:
     """Explain why the output layer cannot be called alone, as far as can be seen."""
     if args.torch_compile:
         return "the model is compiled (`torch_compile`)"
@@ -48,7 +44,7 @@ def _unfit(model: nn.Module, args: "NLACConfig") -> str:
     return ""
 
 
-def _difference(model: nn.Module, config: PreTrainedConfig, args: "NLACConfig") -> str:
+def _difference(model: nn.Module, config: PreTrainedConfig, args: NLACConfig) -> str:
     """Explain how what the output layer gives differs from what the model gives; empty if it does not."""
     vocabulary = min(config.get_text_config().vocab_size, 1000)
     sequences = torch.randint(vocabulary, (8, 12), generator=torch.Generator().manual_seed(0)).tolist()

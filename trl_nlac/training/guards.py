@@ -107,7 +107,13 @@ class LossGuard:
         if not number:
             return batch, losses
         self.num_dropped += number
-        self._report(losses, batch, dropped)
+        for i in dropped.nonzero()[:, 0].tolist():
+            example = batch.examples[i]
+            last = [*example.prompt.ids, *example.completion_ids][-20:]
+            logger.warning(
+                f"The {example.loss} loss of transition {example.transition_id} is {losses[i].item()}; the example is "
+                f"not trained on. Its tokens end with {last}."
+            )
         if self.num_batches >= MAX_NOT_FINITE:
             raise TrainingStopped(
                 f"{self.num_batches} micro-batches in a row had losses that are not finite, on one process or more. "
@@ -132,16 +138,6 @@ class LossGuard:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Load a state from [`~LossGuard.state_dict`]."""
         self.num_dropped = state["num_dropped"]
-
-    @staticmethod
-    def _report(losses: torch.Tensor, batch: MicroBatch, dropped: torch.Tensor) -> None:
-        for i in dropped.nonzero()[:, 0].tolist():
-            example = batch.examples[i]
-            last = [*example.prompt.ids, *example.completion_ids][-20:]
-            logger.warning(
-                f"The {example.loss} loss of transition {example.transition_id} is {losses[i].item()}; the example is "
-                f"not trained on. Its tokens end with {last}."
-            )
 
 
 class GradientGuard:

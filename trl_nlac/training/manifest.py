@@ -7,13 +7,15 @@ import json
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
+from ..records.folder import checkpoints
 from ..types import RunRefused
-from ..written_files import checksum, replaced
+from ..written_files import checksum, write_json
 
 
 MANIFEST = "nlac_manifest.json"
@@ -33,8 +35,7 @@ def write_manifest(checkpoint: Path) -> None:
             path.relative_to(checkpoint).as_posix(): {"size": path.stat().st_size, "sha256": digest}
             for path, digest in zip(paths, threads.map(checksum, paths), strict=True)
         }
-    with replaced(checkpoint / MANIFEST) as written:
-        written.write_text(json.dumps({"files": files, "sha256": _digest(files)}, indent=1) + "\n")
+    write_json(checkpoint / MANIFEST, {"files": files, "sha256": _digest(files)})
 
 
 def check_manifest(checkpoint: Path) -> None:
@@ -94,20 +95,9 @@ def _refusal(checkpoint: Path, damages: list[str]) -> str:
 
 
 def _advice(checkpoint: Path) -> str:
+    earlier = list(takewhile(lambda path: path != checkpoint, checkpoints(checkpoint.parent).values()))
+    before = earlier[-1] if earlier else "another checkpoint; there is none before it in its folder"
     return (
-        f"Copy it again, or resume from {_before(checkpoint)}. If you changed it on purpose, write the manifest anew, "
+        f"Copy it again, or resume from {before}. If you changed it on purpose, write the manifest anew, "
         "with `trl_nlac.training.manifest.write_manifest`."
     )
-
-
-def _before(checkpoint: Path) -> str:
-    """Name the checkpoint before this one."""
-
-    def step(path: Path) -> int:
-        number = path.name.removeprefix(f"{PREFIX_CHECKPOINT_DIR}-")
-        return int(number) if number.isdecimal() else -1
-
-    others = [
-        path for path in checkpoint.parent.glob(f"{PREFIX_CHECKPOINT_DIR}-*") if -1 < step(path) < step(checkpoint)
-    ]
-    return str(max(others, key=step)) if others else "another checkpoint; there is none before it in its folder"

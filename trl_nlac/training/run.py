@@ -18,13 +18,13 @@ from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_callback import TrainerState
 from transformers.trainer_utils import TrainOutput
 
+from ..episodes.rendezvous import Rendezvous
 from ..private_names import get_config_model_id
 from ..records.console import ConsoleCallback, ProgressBar
 from ..records.folder import END_OF_TRAINING, SECONDS, check_unused, checkpoints, last_steps, set_aside
 from ..records.lock import locked
 from ..records.records import Records
 from ..records.written_notes import TrainingLogCallback, noted_warnings, write_settings
-from ..rendezvous import Rendezvous
 from ..shards import has_gathered_weights
 from ..terminal import say
 from ..types import RunRefused
@@ -129,7 +129,9 @@ class RunTrainer(AtomicSavingTrainer):
             SystemExit: After SIGTERM, with the code 143.
             TrainingStopped: If training cannot continue; a checkpoint is saved.
         """
-        total = self._num_steps() if resume_from_checkpoint else None
+        total = self.args.max_steps  # at which training ends
+        if resume_from_checkpoint and total <= 0:
+            total = self.set_initial_training_values(self.args, self.get_train_dataloader())[-1]
         with ExitStack() as stack:
             stack.enter_context(self.stop_signals.noted())
             stack.callback(self.after_training)
@@ -180,9 +182,7 @@ class RunTrainer(AtomicSavingTrainer):
             raise error
         return result
 
-    def _open_folder(
-        self, resume_from_checkpoint: str | bool | None, num_steps: int | None
-    ) -> tuple[str | None, bool]:
+    def _open_folder(self, resume_from_checkpoint: str | bool | None, num_steps: int) -> tuple[str | None, bool]:
         """Check folder and checkpoint, and set later steps aside. Return the checkpoint, and whether all is done."""
         run = Path(self.args.output_dir)
         recover(run)
@@ -222,12 +222,6 @@ class RunTrainer(AtomicSavingTrainer):
         else:
             set_aside(run, step, state["recorded"])
         return str(checkpoint), False
-
-    def _num_steps(self) -> int:
-        """Number of optimizer steps at which training ends."""
-        if self.args.max_steps > 0:
-            return self.args.max_steps
-        return self.set_initial_training_values(self.args, self.get_train_dataloader())[-1]
 
     def _run_epoch(self, *args, **kwargs) -> None:
         if self.state.global_step < self.state.max_steps and not self.had_ended:  # else it would train for a step more

@@ -3,11 +3,13 @@
 """The order in which tasks are played."""
 
 from collections.abc import Callable, Iterator, Sized
+from dataclasses import dataclass
 
 import torch
 from torch.utils.data import Sampler
 
 
+@dataclass(eq=False)
 class IterationSampler(Sampler[int]):
     """
     Iterates over the tasks in rounds of `episodes_per_iteration`. The training loop takes one batch from the data
@@ -17,22 +19,16 @@ class IterationSampler(Sampler[int]):
     epoch can hide the sampler from callers of `set_epoch`.
     """
 
-    def __init__(
-        self,
-        dataset: Sized,
-        episodes_per_iteration: int,  # over all processes
-        steps_per_iteration: int,  # micro-batches
-        shuffle: bool,
-        seed: int,
-        epoch: Callable[[], int] = int,
-    ):
-        self.num_tasks = len(dataset)
-        self.episodes_per_iteration = episodes_per_iteration
-        self.steps_per_iteration = steps_per_iteration
-        self.shuffle = shuffle
-        self.seed = seed
-        self.epoch = epoch
-        self.num_rounds = -(-self.num_tasks // episodes_per_iteration)
+    dataset: Sized
+    episodes_per_iteration: int  # over all processes
+    steps_per_iteration: int  # micro-batches
+    shuffle: bool
+    seed: int
+    epoch: Callable[[], int] = int
+
+    def __post_init__(self):
+        self.num_tasks = len(self.dataset)
+        self.num_rounds = -(-self.num_tasks // self.episodes_per_iteration)
 
     def __len__(self) -> int:
         return self.num_rounds * self.episodes_per_iteration * self.steps_per_iteration

@@ -12,14 +12,14 @@ from accelerate.logging import get_logger
 from accelerate.utils import broadcast_object_list, gather_object, is_peft_model
 from transformers import TrainerCallback
 from transformers.trainer import SCALER_NAME, TRAINER_STATE_NAME
-from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, sort_checkpoints
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from transformers.utils import ADAPTER_SAFE_WEIGHTS_NAME
 
+from ..episodes.rendezvous import Rendezvous
 from ..private_names import _BaseTrainer
-from ..rendezvous import Rendezvous
+from ..records.folder import checkpoints
 from ..shards import has_finite_weights
-from ..types import RunRefused
-from ..written_files import refuse_links
+from ..written_files import refuse_link, refuse_links
 from .manifest import checkpoint_of, write_manifest
 
 
@@ -118,7 +118,10 @@ class AtomicSavingTrainer(_BaseTrainer):
             sizes = ", ".join(f"{kind} {size / 1e6:.1f} MB" for kind, size in self.checkpoint_sizes.items())
             logger.info(f"{checkpoint}: {sizes}")
             write_manifest(written)
-            _publish(written, checkpoint)
+            if checkpoint.exists():
+                checkpoint.rename(written.parent / f"{_REPLACED}{checkpoint.name}")
+            written.rename(checkpoint)
+            shutil.rmtree(written.parent)
             if self.args.save_total_limit is not None:
                 _delete_oldest(run_dir, self.args.save_total_limit, checkpoint, self.state.best_model_checkpoint)
         self.rendezvous.wait("one of which computes checksums of the checkpoint, and publishes it")
@@ -170,8 +173,7 @@ def _appears(path: Path) -> bool:
 def recover(run_dir: Path) -> None:
     """Clean up after a process that was killed while it saved; refuse a link with [`RunRefused`]."""
     aside = run_dir / _ASIDE
-    if aside.is_symlink():
-        raise RunRefused(f"{str(aside)!r} is a link, which no run makes. Remove it.")
+    refuse_link(aside)
     for replaced in aside.glob(f"{_REPLACED}{PREFIX_CHECKPOINT_DIR}-*"):
         checkpoint = run_dir / replaced.name.removeprefix(_REPLACED)
         if not checkpoint.exists():
@@ -179,17 +181,10 @@ def recover(run_dir: Path) -> None:
     shutil.rmtree(aside, ignore_errors=True)
 
 
-def _publish(written: Path, checkpoint: Path) -> None:
-    if checkpoint.exists():
-        checkpoint.rename(written.parent / f"{_REPLACED}{checkpoint.name}")
-    written.rename(checkpoint)
-    shutil.rmtree(written.parent)
-
-
 def _delete_oldest(run_dir: Path, limit: int, newest: Path, best: str | None) -> None:
     """Rename, then delete checkpoints of the first steps beyond the limit, but for the newest and the best."""
     kept = {newest, *([Path(best)] if best else [])}
-    found = [Path(path) for path in sort_checkpoints(str(run_dir), PREFIX_CHECKPOINT_DIR)]
+    found = list(checkpoints(run_dir).values())
     number = len(found) - max(limit, len(kept)) if limit > 0 else 0
     aside = run_dir / _ASIDE
     for checkpoint in [path for path in found if path not in kept][: max(0, number)]:

@@ -2,11 +2,14 @@
 
 """Bellman targets, written anew or used again."""
 
+from dataclasses import dataclass
+
 from ..method.target_weights import TargetWeights
 from ..replay.kept_targets import KeptTargets
 from ..types import Answer, Sample, Transition
 
 
+@dataclass(eq=False)
 class TargetReuse:
     """
     Choose for which samples of an iteration a Bellman target is written (`due`), and give all of them theirs: the kept
@@ -15,16 +18,17 @@ class TargetReuse:
     kept, too: it is written again when its time is over.
     """
 
-    def __init__(self, samples: list[Sample], kept: KeptTargets, version: int, lifetime: int):
-        kept.drop_before(version + 1 - lifetime)
-        self.kept = kept
-        self.version = version
-        self.lifetime = lifetime
-        self.versions = [kept.version(sample) for sample in samples]
-        self._samples = samples
-        self._keys = [sample.transition_id if lifetime else i for i, sample in enumerate(samples)]
+    samples: list[Sample]
+    kept: KeptTargets
+    version: int
+    lifetime: int
+
+    def __post_init__(self):
+        self.kept.drop_before(self.version + 1 - self.lifetime)
+        self.versions = [self.kept.version(sample) for sample in self.samples]
+        self._keys = [sample.transition_id if self.lifetime else i for i, sample in enumerate(self.samples)]
         self._due: dict[int, Sample] = {}
-        for key, sample, written in zip(self._keys, samples, self.versions, strict=True):
+        for key, sample, written in zip(self._keys, self.samples, self.versions, strict=True):
             if written is None:
                 self._due.setdefault(key, sample)
 
@@ -35,10 +39,8 @@ class TargetReuse:
     def complete(self, answers: list[Answer]) -> tuple[list[Answer], list[int]]:
         """Keep the new targets, of [`due`]; return the target of each sample, and the version that wrote it."""
         new = dict(zip(self._due, answers, strict=True))
-        targets = [
-            new[key] if key in new else self.kept.target(sample)
-            for key, sample in zip(self._keys, self._samples, strict=True)
-        ]
+        pairs = zip(self._keys, self.samples, strict=True)
+        targets = [new[key] if key in new else self.kept.target(sample) for key, sample in pairs]
         if self.lifetime:
             for sample, target in zip(self._due.values(), answers, strict=True):
                 self.kept.keep(sample, target, self.version)

@@ -5,16 +5,11 @@
 import random
 
 
-def _names() -> list[str]:
-    syllables = [consonant + vowel for consonant in "bdfgklmnprstvz" for vowel in "aeiou"]
-    names = [first + second for first in syllables for second in syllables if first != second]
-    random.Random("names").shuffle(names)
-    return names
-
-
+_SYLLABLES = [consonant + vowel for consonant in "bdfgklmnprstvz" for vowel in "aeiou"]
+_NAMES = [first + second for first in _SYLLABLES for second in _SYLLABLES if first != second]
+random.Random("names").shuffle(_NAMES)
 # "Known" names belong to instances that an embedded model was trained on. Instances drawn from a seed use "new" names,
 # whose rules differ in every instance.
-_NAMES = _names()
 ROOMS_OF_KNOWN_WORLDS = _NAMES[:96]
 ROOMS_OF_NEW_WORLDS = _NAMES[96:144]
 REQUESTS_OF_KNOWN_DESKS = _NAMES[144:192]

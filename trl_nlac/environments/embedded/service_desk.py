@@ -180,11 +180,6 @@ class ServiceDesk:
         """All rules as text, each as the request and its right call."""
         return " ".join(f"{request} {' '.join(rule)}." for request, rule in self.rules.items())
 
-    @property
-    def is_random(self) -> bool:
-        """Whether the same call can get different answers."""
-        return bool(self.noise or self.follow_ups)
-
     def start(self, request: str) -> DeskState:
         """Return the first state of an episode with this kind of request."""
         return DeskState(request, self.attempts)
@@ -243,7 +238,7 @@ class ServiceDeskEnvironment(TextEnvironment):
     def __init__(self, world: ServiceDesk, shows_tools: bool = False):
         self.world = world
         self.tool_schemas = [TOOL] if shows_tools else []
-        self.takes_seed = world.is_random
+        self.takes_seed = bool(world.noise or world.follow_ups)  # the same call can get different answers
         self.oracle = ServiceDeskOracle(world, shows_tools)
         self._rng = random.Random(0)
         self._state = DeskState("", 0)

@@ -65,15 +65,12 @@ PROBLEMS = (
 )
 
 
-def _requests() -> list[str]:
-    """Write one request for each item, in a random order that is always the same."""
-    rng = random.Random("requests")
-    return rng.sample([f"My {item} {rng.choice(PROBLEMS)}." for item in ITEMS], len(ITEMS))
-
-
+# One request for each item, in a random order that is always the same.
+_rng = random.Random("requests")
+_REQUESTS = _rng.sample([f"My {item} {_rng.choice(PROBLEMS)}." for item in ITEMS], len(ITEMS))
 # "Known" requests belong to the desk that the embedded model was trained on. Desks drawn from a seed use "new" ones,
 # whose rules differ in every desk.
-REQUESTS_OF_KNOWN_DESK, REQUESTS_OF_NEW_DESKS = _requests()[:48], _requests()[48:96]
+REQUESTS_OF_KNOWN_DESK, REQUESTS_OF_NEW_DESKS = _REQUESTS[:48], _REQUESTS[48:96]
 
 
 def parse_call(action: str) -> Call | None:

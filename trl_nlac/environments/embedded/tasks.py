@@ -57,13 +57,10 @@ def make_tasks(world: str, seed: int, variant: str = "told") -> tuple[World, Dat
     if world == "rooms":
         instance = RoomsWorld.from_seed(seed)
         return instance, Dataset.from_dict({"start": instance.rooms})
-    if world == "service_desk":
-        instance = ServiceDesk.from_seed(seed, variant=variant)
-        return instance, Dataset.from_dict({"request": instance.requests})
-    if world == "support_desk":
-        instance = SupportDesk.from_seed(seed)
-        return instance, Dataset.from_dict({"request": instance.requests})
-    raise ValueError(f"`world` must be 'rooms', 'service_desk' or 'support_desk', got {world!r}.")
+    if world not in ("service_desk", "support_desk"):
+        raise ValueError(f"`world` must be 'rooms', 'service_desk' or 'support_desk', got {world!r}.")
+    instance = SupportDesk.from_seed(seed) if world == "support_desk" else ServiceDesk.from_seed(seed, variant=variant)
+    return instance, Dataset.from_dict({"request": instance.requests})
 
 
 def make_environment(instance: World, action_format: str = "text") -> TextEnvironment:

@@ -56,16 +56,12 @@ def _words(text: str) -> tuple[str, ...]:
     return tuple(SYNONYMS.get(word, word) for word in words)
 
 
-def _read_table() -> dict[tuple[str, ...], tuple[str, bool]]:
-    """Map the words of each phrase to an attribute and its expected value."""
-    phrases = {}
-    for attribute, text in ATTRIBUTES.items():
-        for same, part in zip((True, False), text.split(";"), strict=False):
-            phrases.update({_words(phrase): (attribute, same) for phrase in part.split(",")})
-    return phrases
-
-
-_PHRASES = _read_table()
+_PHRASES = {  # the attribute of each phrase, by its words, and its expected value
+    _words(phrase): (attribute, same)
+    for attribute, text in ATTRIBUTES.items()
+    for same, part in zip((True, False), text.split(";"), strict=False)
+    for phrase in part.split(",")
+}
 _NAMES = {_words(name): name for name in OBJECTS} | {_words(alias): name for alias, name in ALIASES.items()}
 _LONGEST = max(map(len, _PHRASES))
 _NOUN_WORDS, _WORDS_BEFORE_NOUNS, _FACT_WORDS, _GUESS_WORDS = (

@@ -9,7 +9,7 @@ from datetime import timedelta
 import torch.distributed as dist
 from accelerate.utils import gather_object
 
-from .terminal import printable
+from ..terminal import printable
 
 
 logger = logging.getLogger(__name__)
