@@ -255,13 +255,6 @@ def test_results_of_every_kind(paged, content, structured, read):
     assert episode.turns[0].next_observation == read
 
 
-def test_prompts_in_blocks(paged):
-    prompt = [{"role": "user", "content": [{"type": "text", "text": "where is A1?"}]}]
-    environment = lambda: MCPEnvironment("", instructions="Be brief.", score=score)  # noqa: E731
-    (episode,) = play([{**PROMPT, "prompt": prompt}], environment, make_roles(["A1"]))
-    assert episode.score == 1 and episode.opening[-1] == {"role": "user", "content": "where is A1?"}
-
-
 def test_an_episode_without_an_answer_is_not_scored_by_the_last_one(paged):
     environment = MCPEnvironment("", score=score)
     rewards = []

@@ -203,21 +203,6 @@ def test_a_failing_game_is_raised(url, kind):
     environment.close()
 
 
-def test_a_lost_server_is_raised_and_found_again():
-    environment = guessing(lambda: GuessingClient(base_url=url).sync())
-    with serving(GuessingGame, Guess, Hint) as url:
-        environment.reset()
-        assert environment.step("1").observation == "Higher."
-    with pytest.raises(Exception, match="[Cc]onnect"):
-        environment.step("2")
-    with pytest.raises(ConnectionError):
-        environment.reset()
-    with serving(GuessingGame, Guess, Hint, port=int(url.rsplit(":", 1)[1])):
-        assert environment.reset(number=5) == "Guess a number."
-        assert environment.step("5").terminated
-        environment.close()
-
-
 def test_closing_frees_the_session(url):
     environments = [guessing(lambda: GuessingClient(base_url=url).sync()) for _ in range(3)]
     environments[0].close()  # never used, nothing to close

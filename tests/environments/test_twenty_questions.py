@@ -18,11 +18,6 @@ def phrases(attribute: str) -> list[tuple[str, bool]]:
     return [(phrase.strip(), part is parts[0]) for part in parts for phrase in part.split(",")]
 
 
-def test_every_two_objects_differ():
-    for first, second in itertools.combinations(OBJECTS, 2):
-        assert OBJECTS[first] != OBJECTS[second], (first, second)
-
-
 def test_table_is_consistent():
     assert set().union(*OBJECTS.values()) == set(ATTRIBUTES)  # nothing is misspelled, and nothing is never true
     implied = [("mammal", "animal"), ("bird", "animal"), ("insect", "animal"), ("animal", "alive"), ("plant", "alive")]
@@ -127,15 +122,6 @@ def test_solver_that_halves_the_objects_wins():
     assert max(number for _, number in games) <= 12
 
 
-def test_guess_ends_the_game():
-    environment = TwentyQuestionsEnvironment()
-    assert "20 questions" in environment.reset(object="dog", split="train")
-    result = environment.step("Is it a cat?")
-    assert result.observation == "No. Questions left: 19." and not result.terminated
-    result = environment.step("Is it a dog?")
-    assert (result.reward, result.terminated, result.truncated) == (1.0, True, False)
-
-
 def test_last_question_ends_the_game():
     environment = TwentyQuestionsEnvironment(max_questions=3)
     for _ in range(2):  # the second game starts from the beginning
@@ -151,11 +137,6 @@ def test_last_question_ends_the_game():
     environment.step("Is it alive?")
     environment.step("Is it alive?")
     assert environment.step("dog").reward == 1  # the last question can be the right guess
-
-
-def test_max_questions():
-    with pytest.raises(ValueError, match="`max_questions` must be at least 1, got 0"):
-        TwentyQuestionsEnvironment(max_questions=0)
 
 
 def test_tasks_are_disjoint():

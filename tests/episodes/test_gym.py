@@ -63,17 +63,6 @@ class TestGymEnvironment:
         environment.reset()
         assert environment.step("alarm").reward == -1.5
 
-    def test_terminated_is_not_truncated(self):
-        environment = GymEnvironment(make())
-        environment.reset(code="7")
-        environment.step("1")
-        result = environment.step("2")
-        assert (result.terminated, result.truncated) == (False, True)
-        environment.reset(code="7")
-        environment.step("1")
-        result = environment.step("7")  # gymnasium reports both
-        assert (result.terminated, result.truncated) == (True, False)
-
     def test_seed_and_options(self):
         environment = GymEnvironment(Safe())
         codes = []

@@ -46,13 +46,6 @@ def test_observations_and_scores_are_those_of_the_game():
     assert len({said for _, said in ends}) == 5  # found; refused again; the last guess: lower, higher or refused
 
 
-@pytest.mark.parametrize(
-    ("action", "guess"), [("[2]", 2), ("I say [20].", 20), ("[0]", None), ("[21]", None), ("7", None), ("[a]", None)]
-)
-def test_parse_guess(action, guess):
-    assert parse_guess(action) == guess
-
-
 @pytest.mark.parametrize("role", ["policy", "critique", "successor", "backup", "refine"])
 def test_dialogues(role):
     rng, found, fits, said = random.Random(0), 0, 0, []
