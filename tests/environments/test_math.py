@@ -15,7 +15,7 @@ import pytest
 from helpers.scripts import run_script
 
 import trl_nlac.environments.math
-from trl_nlac.environments.math import AnswerVerifier, MathEnvironment, make_tasks
+from trl_nlac.environments.math import AnswerVerifier, MathEnvironment, boxed_answer, make_tasks
 
 
 pytest.importorskip("math_verify")
@@ -85,6 +85,20 @@ def test_wrong_or_unreadable_answers(verifier, answer, action):
 def test_reference_that_cannot_be_read_is_a_failure(verifier, answer):
     with pytest.raises(ValueError, match="cannot read the reference answer"):
         MathEnvironment(verifier).reset(problem="What is it?", answer=answer)
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        (r"\boxed{\boxed{5}}", "5"),
+        (r"so $\boxed 2$.", "2"),
+        (r"\fbox{3}", "3"),
+        (r"\boxed{ \text{a {b} c} } and {more}", r"\text{a {b} c}"),
+        (r"\boxedtext{1}", None),
+    ],
+)
+def test_boxed_answer(text, answer):
+    assert boxed_answer(text) == answer
 
 
 def test_worker_threads(verifier):

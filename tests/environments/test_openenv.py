@@ -287,12 +287,9 @@ class TalkingGame(Environment[Say, Conversation, State]):
 
 
 def test_example_script(tmp_path):
-    settings = {
-        **dict(model_name_or_path=TINY_MODEL, use_cpu=True, bf16=False, report_to="none", output_dir=tmp_path),
-        **dict(action_format="text", per_device_train_batch_size=2, num_tasks=4, num_eval_tasks=2, max_steps=2),
-        **dict(max_turns=3, max_completion_length=16),
-    }
-    arguments = [str(word) for name, value in settings.items() for word in (f"--{name}", value)]
+    arguments = f"""--output_dir {tmp_path} --report_to none
+        --model_name_or_path {TINY_MODEL} --use_cpu --bf16 False --action_format text --max_completion_length 16
+        --num_tasks 4 --num_eval_tasks 2 --per_device_train_batch_size 2 --max_steps 2 --max_turns 3"""
     with serving(TalkingGame, Say, Conversation, max_concurrent_envs=2) as url:
-        output = run_script("examples/scripts/nlac_openenv.py", *arguments, "--env_url", url)
+        output = run_script("examples/scripts/nlac_openenv.py", *arguments.split(), "--env_url", url)
     assert "of 2 games on http://127.0.0.1" in output and (tmp_path / "model.safetensors").exists()

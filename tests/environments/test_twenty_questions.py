@@ -139,6 +139,11 @@ def test_last_question_ends_the_game():
     assert environment.step("dog").reward == 1  # the last question can be the right guess
 
 
+def test_max_questions():
+    with pytest.raises(ValueError, match="`max_questions` must be at least 1, got 0"):
+        TwentyQuestionsEnvironment(max_questions=0)
+
+
 def test_tasks_are_disjoint():
     train, evaluation = set(make_tasks("train")["object"]), set(make_tasks("eval")["object"])
     assert not train & evaluation and train | evaluation == set(OBJECTS)

@@ -7,48 +7,21 @@ from decimal import Decimal
 from fractions import Fraction
 from functools import partial
 
-import gymnasium
 import numpy as np
 import pytest
 import torch
-from helpers.testing_utils import Answering, make_roles, play
+from helpers.testing_utils import Answering, Countdown, make_roles, play
 from helpers.workers import wait_until
 
+from benchmarks.chaos import Unprintable
 from trl_nlac.environments import StepResult, TextEnvironment
 from trl_nlac.episodes.pool import EnvironmentPool
 from trl_nlac.episodes.rewards import EpisodeRewards
 from trl_nlac.episodes.rollout import play_episodes
 
 
-NEVER = threading.Event()
-
-
-class Faulty:
-    """Is won after four steps. The task sets its `fault`, and `at` which step."""
-
-    def reset(self, fault=None, at=0):
-        self.fault, self.at, self.turn = fault, at, 0
-        return self._fault("win")
-
-    def step(self, action):
-        self.turn += 1
-        observation = self._fault(f"win {self.turn}")
-        won = self.turn == 4
-        return StepResult(observation, float(won), terminated=won)
-
-    def _fault(self, observation):
-        if self.turn == self.at:
-            if self.fault == "exception":
-                raise RuntimeError("broken")
-            if self.fault == "hang":
-                NEVER.wait(60)
-            if self.fault == "malformed":
-                return b"bytes"
-        return observation
-
-
 class TestFaults:
-    @pytest.mark.parametrize("reward", [None, "nan", "raises", "much"])
+    @pytest.mark.parametrize("reward", [None, "much"])
     def test_final_rewards(self, reward):
         class Env:
             def reset(self, **row):
@@ -59,9 +32,7 @@ class TestFaults:
                 return "nothing"
 
             async def get_reward(self):
-                if reward == "raises":
-                    raise RuntimeError("the judge is out")
-                return reward if reward in (None, "much") else float(reward)
+                return reward
 
         answers = ['{"name": "look"}', "done"]
         roles = make_roles(answers, max_turns=8)
@@ -94,6 +65,27 @@ class TestFaults:
             wait_until(lambda: not pool.num_left_behind)
         finally:
             pool.close()
+
+    @pytest.mark.parametrize("is_async", [False, True], ids=["sync", "async"])
+    @pytest.mark.parametrize(
+        ("error", "named"),
+        [
+            (Unprintable(), "Unprintable: its message cannot be printed: SystemExit"),
+            (SystemExit(1), "SystemExit: 1"),
+            (KeyboardInterrupt(), "KeyboardInterrupt: "),
+            (GeneratorExit(), "GeneratorExit: "),
+            (FileNotFoundError("caf\udce9"), "FileNotFoundError: caf\\udce9"),
+        ],
+    )
+    def test_no_exception_ends_the_run(self, error, named, is_async):
+        def fail(action):
+            raise error
+
+        async def fail_later(action):
+            raise error
+
+        (episode,) = play([{}], lambda: Answering(fail_later if is_async else fail), timeout=20)
+        assert episode.failure == f"step: {named}" and episode.truncated and not episode.turns
 
     def test_messages_of_errors_are_bounded(self):
         class Verbose:
@@ -145,7 +137,8 @@ class TestFaults:
                 drawn.append(float(torch.rand(())))
                 return "win"
 
-            step = Faulty.step
+            def step(self, action):
+                return StepResult("win", 1.0, terminated=True)
 
         def seeds(environment):
             given = []
@@ -180,26 +173,6 @@ class TestFaults:
         assert episode.failure == "step: SystemExit: no" and not episode.turns
         assert episode.opening == (opening,)  # a key that is in no row of the reader's table is left out
 
-    def test_no_environment_s_number_or_end_is_made_of_text(self):
-        class Gym(gymnasium.Env):
-            def reset(self, seed=None, options=None):
-                return "win", {}
-
-            def step(self, action):
-                return "done", 1.0, "False", False, {}
-
-        class Tools:
-            def reset(self, **row):
-                pass
-
-            def get_reward(self):
-                return "1.0"
-
-        (ends,) = play([{}], Gym)
-        assert ends.failure.startswith("observation: ") and not ends.terminated
-        (pays,) = play([{}], Tools, make_roles("done"))
-        assert pays.failure == "reward: MalformedResult: the reward is '1.0', expected a finite number"
-
     def test_schemas_of_tools_are_copies(self):
         class Growing(TextEnvironment):
             def __init__(self):
@@ -225,7 +198,7 @@ class TestFaults:
             release.wait(20)
 
         for function in (judge, wait):
-            for episode in play([{}, {}], Faulty, timeout=1.5, rewards=EpisodeRewards([function])):
+            for episode in play([{"start": 4}] * 2, Countdown, timeout=1.5, rewards=EpisodeRewards([function])):
                 assert episode.failure.startswith("timeout: TimeoutError: the scoring by reward functions took longer")
                 assert episode.truncated and len(episode.turns) == 3 and episode.score == 0
         release.set()
@@ -236,21 +209,23 @@ class TestFaults:
         def wait(completions, **kwargs):
             release.wait(20)
 
-        pool = EnvironmentPool(lambda: made.append(Faulty()) or made[-1], timeout=0.5)
+        pool = EnvironmentPool(lambda: made.append(Countdown()) or made[-1], timeout=0.5)
         roles = make_roles("take red", max_turns=8)
-        play_episodes(pool, [{}], roles, rewards=EpisodeRewards([wait]))
-        play_episodes(pool, [{}], roles)
+        play_episodes(pool, [{"start": 4}], roles, rewards=EpisodeRewards([wait]))
+        play_episodes(pool, [{"start": 4}], roles)
         release.set()
         pool.close()
         assert len(made) == 2
 
-    @pytest.mark.parametrize("returned", [None, 1.0, "11", [0], [float("inf"), 0], ["1", 0], [1e308] * 2, [[], 0]])
+    @pytest.mark.parametrize(
+        "returned", [None, 1.0, "11", {0: 1, 1: 1}, [0], [float("inf"), 0], ["1", 0], [1e308] * 2, [[], 0]]
+    )
     def test_reward_functions_that_return_no_rewards(self, returned):
         class Judge:
             def __call__(self, completions, **kwargs):
                 return returned
 
         for judge in (Judge(), partial(Judge())):
-            for episode in play([{}, {}], Faulty, rewards=EpisodeRewards([judge])):
+            for episode in play([{"start": 4}] * 2, Countdown, rewards=EpisodeRewards([judge])):
                 assert episode.failure.startswith("reward: EnvironmentFailure: the reward function `Judge` failed: ")
                 assert episode.score == 0

@@ -326,8 +326,7 @@ def test_the_same_episodes_as_under_grpo(tmp_path):
     assert diaries_of(nlac) == expected
 
 
-@pytest.mark.parametrize("kind", ["trl", "text"])
-def test_environments_may_own_their_data(tmp_path, kind):
+def test_environments_may_own_their_data(tmp_path):
     class Tools:
         resets: list[dict] = []
 
@@ -347,20 +346,9 @@ def test_environments_may_own_their_data(tmp_path, kind):
         def get_reward(self):
             return 1.0
 
-    class Text:
-        resets: list[dict] = []
-
-        def reset(self):
-            self.resets.append({})
-            return "baku 2"
-
-        def step(self, action):
-            return StepResult("closed win", 1.0, terminated=True)
-
-    environment = Tools if kind == "trl" else Text
-    arguments = dict(environment_factory=environment, train_dataset=None)
+    arguments = dict(environment_factory=Tools, train_dataset=None)
     make_trained(tmp_path, {"max_steps": 2}, **arguments)
-    assert environment.resets == [{"prompt": PROMPT} if kind == "trl" else {}] * 8
+    assert Tools.resets == [{"prompt": PROMPT}] * 8
     with pytest.raises(ValueError, match="`train_dataset`"):
         make_trainer(tmp_path / "other", {"max_steps": -1}, **arguments).train()
 

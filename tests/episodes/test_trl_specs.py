@@ -172,11 +172,3 @@ class TestOpenReward:
             [episode] = play([row], factory, roles, rewards=EpisodeRewards([spec.reward_funcs]))
             assert [turn.next_observation for turn in episode.turns] == seen
             assert episode.score == 1.0 and episode.terminated
-
-    def test_without_it_an_episode_goes_on(self, url):
-        spec = OpenRewardSpec(url, num_tasks=1)
-        roles = make_roles([call("guess", number=3), "Done."], max_turns=4)
-        [episode] = play(
-            list(spec.train_dataset), spec.environment_factory, roles, rewards=EpisodeRewards([spec.reward_funcs])
-        )
-        assert [turn.next_observation for turn in episode.turns] == ["Right.", ""] and episode.score == 1.0

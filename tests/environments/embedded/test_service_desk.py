@@ -146,3 +146,7 @@ class TestVariantsOfTheServiceDesk:
         environment = make_environment(ServiceDesk(self.RULES))
         assert environment.reset(request="baku", customer="zora") == "baku zora 2"
         assert environment.step("route billing amber photo noon").observation == "closed win"
+
+    def test_unknown_variant(self):
+        with pytest.raises(ValueError, match="`variant` must be one of told, hinted, noisy, delayed, got 'loud'"):
+            ServiceDesk.from_seed(0, variant="loud")
