@@ -24,6 +24,7 @@ from mcp.shared.memory import create_client_server_memory_streams
 from trl_nlac.environments import EnvironmentFailure
 from trl_nlac.environments.mcp import MCPEnvironment
 from trl_nlac.episodes.rewards import EpisodeRewards
+from trl_nlac.options.role_options import RoleOptions
 
 
 IS_FIRST = hasattr(mcp, "McpError")  # major version
@@ -292,3 +293,5 @@ def test_training(tmp_path, script):
         environment_factory=lambda: MCPEnvironment(server, score=score),
     )
     assert trainer.args.action_format == "tool_call" and not any(e.failure for e in trainer.replay.episodes)
+    trainer.save_model()
+    assert RoleOptions.from_pretrained(str(tmp_path / "run")).action_format == "tool_call"

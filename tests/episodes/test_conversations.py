@@ -6,9 +6,11 @@ import numpy as np
 import pytest
 from helpers.testing_utils import DESK, make_roles, make_trained
 
+from trl_nlac.environments import StepResult
 from trl_nlac.environments.embedded import make_environment
 from trl_nlac.episodes.conversations import conversation, record_conversation, to_dataset
 from trl_nlac.episodes.logs import episodes_from_logs
+from trl_nlac.episodes.recorder import Recorder
 
 
 USER = {"role": "user", "content": "situ 2"}
@@ -36,6 +38,14 @@ class TestConversations:
             np.testing.assert_array_equal(first.token_ids, second.token_ids)
             assert first.turns == second.turns and first.task == second.task
             assert (first.terminated, first.truncated) == (second.terminated, second.truncated)
+
+    def test_an_end_that_shows_nothing_is_no_message(self):
+        """An answer that ends the task is the last message, as that of a user would be empty."""
+        roles = make_roles([])
+        recorder = Recorder(roles.actions, roles.prompts, {})
+        recorder.begin([USER])
+        recorder.act("go", "go", roles.actions.completion("go", ""), StepResult("", 1.0, terminated=True))
+        assert conversation(recorder.episode(), roles.actions)["messages"] == [USER, said("go")]
 
     def test_calls_in_words_are_read_where_there_are_tools(self):
         function = {"name": "look", "parameters": {"type": "object", "properties": {"at": {"type": "string"}}}}

@@ -114,6 +114,22 @@ class TestFiles:
         assert arguments(Dataset.from_list(rows)) == merged
         assert "structures, in which `datasets` has merged those of all rows" in caplog.messages[0]
 
+    @pytest.mark.parametrize("field", ["reasoning_content", "reasoning", "thinking"])
+    @pytest.mark.parametrize(
+        ("action_format", "expected"),
+        [
+            ("tool_call", "<think>\nHm.\n</think>\n\nLet me see.\n<tool_call>"),
+            ("react", "Thought: Let me see.\nAction: {"),
+        ],
+    )
+    def test_what_stands_beside_calls_is_read(self, action_format, expected, field):
+        roles = make_roles_of(ChatEncoder(make_tokenizer("qwen3")), [], action_format=action_format)
+        said = call_message([("look", {})], "Let me  see." if action_format == "react" else "Let me see.")
+        results = [{"role": "tool", "content": "ok"}, {"role": "assistant", "content": "done"}]
+        row = {"messages": [USER, said | {field: "Hm."}, *results], "reward": 1.0}
+        (episode,) = read_logs(logs_dataset([row]), roles)
+        assert expected in roles.chat.tokenizer.decode(episode.token_ids)
+
     def test_what_cannot_be_kept_is_refused_by_row(self):
         roles = make_roles([])
         for value, problem in (

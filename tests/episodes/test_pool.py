@@ -11,7 +11,7 @@ import time
 import pytest
 from datasets import Dataset
 from helpers.testing_utils import Countdown, make_roles, make_trained, make_trainer, play
-from helpers.workers import wait_until
+from helpers.workers import make_faulty, wait_until
 
 from trl_nlac import NLACTrainer
 from trl_nlac.environments import StepResult
@@ -233,6 +233,10 @@ def test_every_environment_has_to_pay():
     assert not EnvironmentPool({"a": Countdown, "b": Unpaid}).pays
 
 
+def test_the_seed_is_no_column_of_a_task(tmp_path):
+    EnvironmentPool(make_faulty(tmp_path)).check_task({"at": 1})
+
+
 def test_a_class_is_no_instance():
     with pytest.raises(TypeError, match="`environment_factory` returned the class Countdown. Return an instance"):
         EnvironmentPool(lambda: Countdown)
@@ -270,6 +274,21 @@ def test_instances_share_locks():
 
     episodes = play([{"start": 3}] * 8, Sharing, timeout=60)
     assert [(episode.failure, episode.score) for episode in episodes] == [(None, 1.0)] * 8
+
+
+def test_one_that_was_moved_to_another_event_loop_plays_no_other_episode():
+    """What its coroutines wait for belongs to the first loop."""
+    pool = EnvironmentPool(Countdown)
+    moved = pool.acquire("")
+    pool._give_own_loops("")
+    pool.release(moved)
+    assert pool.acquire("") is not moved
+
+
+def test_jobs_without_an_instance_leave_no_thread():
+    pool, before = EnvironmentPool(None), threading.active_count()
+    assert [pool.call(lambda: 1, "counting") for _ in range(3)] == [1] * 3
+    wait_until(lambda: threading.active_count() <= before)
 
 
 class TestSharedInstances:

@@ -69,6 +69,11 @@ class TestReading:
         assert error["param"] == parameter and error["type"] == "invalid_request_error"
         assert refused.value.status == 400 and str(refused.value) == error["message"]
 
+    def test_half_characters_in_tools_become_marks(self):
+        lookup = {**LOOKUP["function"], "parameters": {"properties": {"a": {"description": "half \udce9"}}}}
+        (tool,) = read_chat({"messages": [USER], "tools": [{"type": "function", "function": lookup}]}).tools
+        assert tool["function"]["parameters"] == {"properties": {"a": {"description": "half ?"}}}
+
     def test_no_tools_where_none_can_be_called(self):
         assert read_chat({"messages": [USER], "tools": [LOOKUP], "tool_choice": "none"}).tools == []
         assert read_chat({"messages": [USER], "tools": [LOOKUP], "tool_choice": "required"}).tools == [LOOKUP]
