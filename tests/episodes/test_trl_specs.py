@@ -5,7 +5,6 @@
 import json
 import socket
 import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -96,15 +95,6 @@ class TestHarbor:
             reward_funcs=spec.reward_funcs,
         )
         assert all(episode.failure is None and episode.score == 0 for episode in trainer.replay.episodes)
-
-    def test_a_package_that_is_missing_is_a_failure_of_the_environment(self, suite):
-        """Harbor needs Python 3.12; nothing of it is trained as a reward of 0."""
-        if "harbor" in sys.modules or sys.version_info >= (3, 12):
-            pytest.skip("harbor could be installed")
-        [episode] = play(
-            [HarborSpec(str(suite), num_tasks=1).train_dataset[0]], HarborSpec(str(suite)).environment_factory
-        )
-        assert episode.failure.startswith("reset: ModuleNotFoundError") and not episode.turns
 
 
 def ending_when_finished(factory):

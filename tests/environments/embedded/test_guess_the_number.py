@@ -19,7 +19,7 @@ from benchmarks.tiny_models.guess_the_number_dialogues import (
     parse_guess,
     score_of,
 )
-from benchmarks.tiny_models.samples import GUESS_THE_NUMBER_PROMPTS, make_role_samples
+from benchmarks.tiny_models.samples import GUESS_THE_NUMBER_PROMPTS
 from trl_nlac.environments.textarena import TextArenaEnvironment
 from trl_nlac.prompts import parse_critique
 
@@ -66,9 +66,3 @@ def test_dialogues(role):
             assert f"The score is {dialogue.score:g}." in messages[-1]["content"]
         if role == "successor":
             assert completion["content"].startswith(dialogue.future[1][0])
-
-
-def test_samples_teach_no_guess():
-    rows = make_role_samples("guess_the_number", size=200)
-    asked = {row["prompt"][-1]["content"].split(". ")[-1] for row in rows}
-    assert asked == {GUESS_THE_NUMBER_PROMPTS.backup, GUESS_THE_NUMBER_PROMPTS.refine}
