@@ -567,10 +567,12 @@ class TestFaults:
         "path, data, status, headers",
         [
             ("chat/completions", b"{", 400, {}),
+            ("chat/completions", b"[" * 100_000, 400, {}),
             ("chat/completions", b"\xff", 400, {}),
             ("chat/completions", b"[]", 400, {}),
             ("chat/completions", b'{"messages": [{"role": ["user"], "content": "win"}]}', 400, {}),
             ("chat/completions", b"{}", 400, {"Content-Type": "application/json; charset=none-such"}),
+            ("chat/completions", b"{}", 400, {"Content-Encoding": "gzip"}),
             ("reward", b'{"reward": "1"}', 400, {}),
             ("reward", b'{"reward": NaN}', 400, {}),
             ("reward", b'{"reward": 1%s}' % (b"0" * 400), 400, {}),
