@@ -60,13 +60,6 @@ def test_request_that_fails_is_sent_again(serve):
     assert len(server.requests) == 2
 
 
-def test_endpoint_that_stays_down_is_a_failure(serve):
-    server = serve(500, 500)
-    with pytest.raises(openai.InternalServerError):
-        make_oracle(server, max_retries=1).answer("dog", "Is it alive?")
-    assert len(server.requests) == 2
-
-
 def test_endpoint_that_hangs_is_a_failure(serve):
     with pytest.raises(openai.APITimeoutError):
         make_oracle(serve(1.0), timeout=0.2, max_retries=0).answer("dog", "Is it alive?")

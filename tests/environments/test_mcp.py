@@ -24,6 +24,7 @@ from mcp.shared.memory import create_client_server_memory_streams
 from trl_nlac.environments import EnvironmentFailure
 from trl_nlac.environments.mcp import MCPEnvironment
 from trl_nlac.episodes.rewards import EpisodeRewards
+from trl_nlac.options.role_options import RoleOptions
 
 
 IS_FIRST = hasattr(mcp, "McpError")  # major version
@@ -255,13 +256,6 @@ def test_results_of_every_kind(paged, content, structured, read):
     assert episode.turns[0].next_observation == read
 
 
-def test_prompts_in_blocks(paged):
-    prompt = [{"role": "user", "content": [{"type": "text", "text": "where is A1?"}]}]
-    environment = lambda: MCPEnvironment("", instructions="Be brief.", score=score)  # noqa: E731
-    (episode,) = play([{**PROMPT, "prompt": prompt}], environment, make_roles(["A1"]))
-    assert episode.score == 1 and episode.opening[-1] == {"role": "user", "content": "where is A1?"}
-
-
 def test_an_episode_without_an_answer_is_not_scored_by_the_last_one(paged):
     environment = MCPEnvironment("", score=score)
     rewards = []
@@ -299,3 +293,5 @@ def test_training(tmp_path, script):
         environment_factory=lambda: MCPEnvironment(server, score=score),
     )
     assert trainer.args.action_format == "tool_call" and not any(e.failure for e in trainer.replay.episodes)
+    trainer.save_model()
+    assert RoleOptions.from_pretrained(str(tmp_path / "run")).action_format == "tool_call"

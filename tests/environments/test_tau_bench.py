@@ -5,9 +5,7 @@
 import json
 import os
 import sys
-import threading
 from concurrent.futures import ThreadPoolExecutor
-from http.server import ThreadingHTTPServer
 
 import pytest
 
@@ -22,26 +20,23 @@ from tau_bench.envs.retail.tasks_test import TASKS_TEST  # noqa: E402
 from tau_bench.envs.retail.tasks_train import TASKS_TRAIN  # noqa: E402
 from transformers import Qwen2Config, Qwen2ForCausalLM  # noqa: E402
 
-from benchmarks.chat_server import JSONHandler  # noqa: E402
+from benchmarks.chat_server import ChatServer  # noqa: E402
 from trl_nlac.chat.tool_calls import format_tool_call  # noqa: E402
 from trl_nlac.environments.tau_bench import TauBenchEnvironment, make_tasks  # noqa: E402
 
 
-class UserServer(ThreadingHTTPServer):
+class UserServer(ChatServer):
     """Plays the user: greets, and says goodbye once the agent does. The first `failures` requests are refused."""
 
     def __init__(self):
-        super().__init__(("127.0.0.1", 0), UserHandler)
-        self.requests: list[dict] = []
+        super().__init__(self.say)
         self.failures = 0
         self.silent = False
-        threading.Thread(target=self.serve_forever, daemon=True).start()
 
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.server_port}/v1"
-
-    def answer(self, messages: list[dict]) -> str:
+    def say(self, messages: list[dict]) -> str | int:
+        if self.failures:
+            self.failures -= 1
+            return 500
         if self.silent:
             return ""
         if len(messages) == 2:
@@ -49,28 +44,11 @@ class UserServer(ThreadingHTTPServer):
         return "###STOP###" if "goodbye" in messages[-1]["content"].lower() else "Please go on."
 
 
-class UserHandler(JSONHandler):
-    server: UserServer
-
-    def do_POST(self):
-        request = self.read()
-        self.server.requests.append({**request, "path": self.path})
-        if self.server.failures:
-            self.server.failures -= 1
-            self.send_error(500)
-            return
-        message = {"role": "assistant", "content": self.server.answer(request["messages"])}
-        choice = {"index": 0, "message": message, "finish_reason": "stop"}
-        self.answer(
-            {"id": "1", "object": "chat.completion", "created": 0, "model": request["model"], "choices": [choice]}
-        )
-
-
 @pytest.fixture
 def server():
-    with UserServer() as server:
+    server = UserServer()
+    with server.running():
         yield server
-        server.shutdown()
 
 
 def make_environment(server, env_name="retail", task_split="test", **kwargs) -> TauBenchEnvironment:
@@ -125,8 +103,7 @@ def test_the_conversation(server):
     assert messages[0]["content"].startswith("# Retail agent policy")
     assert messages[1]["content"] == "Hello, I have a request."
     (request,) = server.requests
-    assert request["path"] == "/v1/chat/completions" and request["model"] == "customer"
-    assert request["temperature"] == 0.5
+    assert request["model"] == "customer" and request["temperature"] == 0.5
     assert TASKS_TEST[3].instruction in request["messages"][0]["content"]
 
     for action in ("What is your name?", format_tool_call("respond", {"content": "What is your name?"})):
@@ -179,7 +156,7 @@ def test_a_failing_user_is_raised(server):
     environment = make_environment(server, user_kwargs={"num_retries": 0, "max_retries": 0})
     environment.reset(task_index=0)
     server.failures = 1
-    with pytest.raises(Exception, match="Internal Server Error"):
+    with pytest.raises(Exception, match="InternalServerError"):
         environment.step("Hello?")
     server.silent = True
     with pytest.raises(RuntimeError, match="The user's model 'customer' returned no text"):
@@ -237,32 +214,13 @@ def test_without_the_package(monkeypatch):
 def test_example_script(server, tmp_path):
     tokenizer = make_tokenizer("qwen2_5")
     tokenizer.save_pretrained(tmp_path / "model")
-    config = Qwen2Config(
-        vocab_size=len(tokenizer),
-        hidden_size=16,
-        intermediate_size=16,
-        num_hidden_layers=1,
-        num_attention_heads=1,
-        num_key_value_heads=1,
-    )
+    shape = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 1}
+    config = Qwen2Config(**shape, vocab_size=len(tokenizer), num_key_value_heads=1)
     Qwen2ForCausalLM(config).save_pretrained(tmp_path / "model")
-    settings = {
-        "model_name_or_path": tmp_path / "model",
-        "use_cpu": True,
-        "bf16": False,
-        "report_to": "none",
-        "output_dir": tmp_path / "run",
-        "action_format": "tool_call",
-        "per_device_train_batch_size": 1,
-        "num_eval_tasks": 1,
-        "max_steps": 2,
-        "max_turns": 2,
-        "max_completion_length": 4,
-        "max_prompt_length": 20000,
-        "user_model": "customer",
-        "user_base_url": server.url,
-    }
-    arguments = [str(word) for name, value in settings.items() for word in (f"--{name}", value)]
-    output = run_script("examples/scripts/nlac_tau_bench.py", *arguments)
+    arguments = f"""--output_dir {tmp_path}/run --report_to none
+        --model_name_or_path {tmp_path}/model --use_cpu --bf16 False --action_format tool_call
+        --user_model customer --user_base_url {server.url} --num_eval_tasks 1 --per_device_train_batch_size 1
+        --max_steps 2 --max_turns 2 --max_completion_length 4 --max_prompt_length 20000"""
+    output = run_script("examples/scripts/nlac_tau_bench.py", *arguments.split())
     assert "retail: solves" in output and "airline: solves" in output
     assert len(server.requests) >= 4  # two training tasks, and one of each company

@@ -6,6 +6,7 @@ import sys
 import pytest
 from helpers.testing_utils import make_roles
 
+from trl_nlac.environments import StepResult
 from trl_nlac.episodes.gym import GymEnvironment
 from trl_nlac.episodes.pool import EnvironmentPool
 from trl_nlac.episodes.rollout import play_episodes
@@ -50,29 +51,10 @@ class TestGymEnvironment:
     def test_plays(self):
         environment = GymEnvironment(make(9))
         assert environment.reset(seed=1, code="7", name="blue") == "safe blue"
-        result = environment.step("open sesame")
-        assert (result.observation, result.reward, result.terminated, result.truncated) == (
-            "digits only",
-            0.0,
-            False,
-            False,
-        )
-        result = environment.step("7")
-        assert (result.observation, result.reward, result.terminated) == ("open", 1.0, True)
-        assert result.info == {"guess": "7"}
+        assert environment.step("open sesame") == StepResult("digits only")
+        assert environment.step("7") == StepResult("open", 1.0, terminated=True, info={"guess": "7"})
         environment.reset()
         assert environment.step("alarm").reward == -1.5
-
-    def test_terminated_is_not_truncated(self):
-        environment = GymEnvironment(make())
-        environment.reset(code="7")
-        environment.step("1")
-        result = environment.step("2")
-        assert (result.terminated, result.truncated) == (False, True)
-        environment.reset(code="7")
-        environment.step("1")
-        result = environment.step("7")  # gymnasium reports both
-        assert (result.terminated, result.truncated) == (True, False)
 
     def test_seed_and_options(self):
         environment = GymEnvironment(Safe())

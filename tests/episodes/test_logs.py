@@ -6,32 +6,14 @@ import math
 import numpy as np
 import pytest
 from datasets import Dataset
-from helpers.method_utils import DESK
 from helpers.testing_utils import make_roles, make_roles_of, make_tokenizer, read_logs
 
 from trl_nlac.chat.encoder import ChatEncoder
 from trl_nlac.chat.tool_calls import call_message
-from trl_nlac.environments.embedded import make_environment
-from trl_nlac.episodes.conversations import conversation, to_dataset
-from trl_nlac.episodes.logs import episodes_from_logs, load_logs, logs_dataset, offline_tasks
-from trl_nlac.episodes.pool import EnvironmentPool
-from trl_nlac.episodes.rollout import play_episodes
+from trl_nlac.episodes.logs import load_logs, logs_dataset, offline_tasks
 
 
 class TestLogs:
-    def test_logs_are_as_if_played(self):
-        answers = ["route legal ruby photo noon", "route billing amber photo noon"]
-        roles = make_roles(answers, max_turns=5)
-        pool = EnvironmentPool(lambda: make_environment(DESK))
-        (played,) = play_episodes(pool, [{"request": "baku"}], roles)
-        contents = ["baku 2", answers[0], "refused needs billing 1", answers[1], "closed win"]
-        messages = [{"role": ["user", "assistant"][i % 2], "content": text} for i, text in enumerate(contents)]
-        (logged,) = episodes_from_logs(
-            Dataset.from_list([{"messages": messages, "reward": 1.0}]), roles.actions, roles.prompts
-        )
-        np.testing.assert_array_equal(logged.token_ids, played.token_ids)
-        assert logged.turns == played.turns and logged.terminated
-
     def test_what_cannot_be_cut_is_named(self):
         contents = ["baku 2", "route legal ruby photo noon", "refused needs billing 1", "route legal ruby photo noon"]
         messages = [{"role": ["user", "assistant"][i % 2], "content": text} for i, text in enumerate(contents)]
@@ -47,21 +29,6 @@ class TestLogs:
         logs = Dataset.from_list([{"messages": [*messages, end], "reward": 0.0}])
         (logged,) = read_logs(logs, make_roles([]), max_prompt_length=len(whole.token_ids))
         np.testing.assert_array_equal(logged.token_ids, whole.token_ids)
-
-    def test_malformed_rows_are_named(self):
-        user, assistant = {"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}
-        rows = [
-            {"messages": [user, assistant], "reward": 1.0},
-            {"messages": [user, user], "reward": 1.0},
-            {"messages": [user, assistant], "reward": None},
-        ]
-        with pytest.raises(
-            ValueError,
-            match=r"2 of 3 rows.*row 1: there is no message of the assistant that .*; row 2: the reward is None",
-        ):
-            read_logs(Dataset.from_list(rows), make_roles([]))
-        with pytest.raises(ValueError, match="`replay_dataset` has no column `reward`"):
-            read_logs(Dataset.from_list([{"messages": [user]}]), make_roles([]))
 
     def test_misspelt_columns_are_reported(self, caplog):
         rows = [{name: row[name] for name in ("messages", "reward")} for row in make_rows(2)]
@@ -85,17 +52,17 @@ class TestLogs:
             "All, with N for numbers: 6 times, the role 'robot' is none of system, user, assistant, tool; 1 times"
         )
         assert reasons in str(error.value)
+        with pytest.raises(ValueError, match="`replay_dataset` has no column `reward`"):
+            read_logs(Dataset.from_list([{"messages": [user]}]), make_roles([]))
 
     @pytest.mark.parametrize(
         ("column", "value", "problem"),
         [
-            ("terminated", "false", "`terminated` is 'false', expected true, false or null"),
             ("task", "{", "its `task` is not JSON"),
             ("task", "[1]", "its `task` is not a JSON object"),
             ("task", r'{"x": "\ud83d"}', "its `task` or `tools` cannot be written as JSON: .*surrogates"),
             ("tools", '{"name": "f"}', "its `tools` are not a list of JSON schemas"),
             ("tools", [{"type": "function", "function": {}}], "one of its `tools` has no name"),
-            ("first_action", 0, r"its `first_action` is 0, expected that of a message of the assistant: \[1\]"),
             ("first_action", 1.0, r"its `first_action` is 1\.0, expected that of"),
         ],
     )
@@ -106,115 +73,15 @@ class TestLogs:
             with pytest.raises(ValueError, match=f"row 0: {problem}"):
                 make()
 
-    def test_without_a_word_about_its_end_an_episode_has_ended(self):
-        """Rows of mixed files have a null where others have the column."""
-        rows = make_rows(4)
-        for row, terminated in zip(rows, (None, True, False, None), strict=True):
-            row["terminated"] = terminated
-        del rows[3]["terminated"]
-        for logs in (Dataset.from_list(rows), logs_dataset(rows)):
-            assert [e.terminated for e in read_logs(logs, make_roles([]))] == [True, True, False, True]
-
     def test_empty_columns_say_nothing(self):
         (episode,) = read_logs(logs_dataset([{**make_rows(1)[0], "task": "", "tools": ""}]), make_roles([]))
         assert episode.task == {} and episode.tools == ()
 
 
-class TestToolCalls:
-    @staticmethod
-    def make_log(*calls: str) -> Dataset:
-        said = call_message([(name, {"x": "1"}) for name in calls]) | {"reasoning_content": "Hm."}
-        results = [{"role": "tool", "name": name, "content": "ok"} for name in calls]
-        messages = [{"role": "user", "content": "go"}, said, *results, {"role": "assistant", "content": "done"}]
-        return Dataset.from_list([{"messages": messages, "reward": 1.0}])
-
-    def test_turns_that_the_template_cannot_show_are_named(self):
-        roles = make_roles_of(ChatEncoder(make_tokenizer("llama3_1")), [], action_format="tool_call")
-        with pytest.raises(
-            ValueError, match="row 0: The chat template shows one tool call in a turn, and a turn calls 2"
-        ):
-            read_logs(self.make_log("look", "take"), roles)
-        assert len(read_logs(self.make_log("look"), roles)) == 1
-
-    def test_thoughts_stay_where_the_template_keeps_them(self):
-        roles = make_roles_of(ChatEncoder(make_tokenizer("qwen3")), [], action_format="tool_call")
-        (episode,) = read_logs(self.make_log("look", "take"), roles)
-        assert "<think>\nHm.\n</think>\n\n<tool_call>" in roles.chat.tokenizer.decode(episode.token_ids)
-        # The row that it is written to is read as the same tokens.
-        (again,) = read_logs(to_dataset([episode], roles.actions), roles)
-        np.testing.assert_array_equal(again.token_ids, episode.token_ids)
-
-    @pytest.mark.parametrize("template", ["qwen3", "gptoss"])
-    @pytest.mark.parametrize("field", ["reasoning_content", "reasoning", "thinking"])
-    def test_thoughts_are_read_from_every_field(self, template, field):
-        roles = make_roles_of(ChatEncoder(make_tokenizer(template)), [], action_format="tool_call")
-        log = self.make_log("look")[0]
-        log["messages"][1][field] = log["messages"][1].pop("reasoning_content")
-        (episode,) = read_logs(logs_dataset([log]), roles)
-        assert "Hm." in roles.chat.tokenizer.decode(episode.token_ids)
-        assert conversation(episode, roles.actions)["messages"][1][field] == "Hm."
-
-    def test_a_user_speaks_after_a_result(self):
-        log = self.make_log("look", "take")[0]
-        log["messages"].insert(4, {"role": "user", "content": "Hurry!"})
-        roles = make_roles_of(ChatEncoder(make_tokenizer("qwen2_5")), [], action_format="tool_call")
-        (episode,) = read_logs(logs_dataset([log]), roles)
-        assert episode.turns[0].next_observation == '["ok", "ok"]\n\nHurry!' and episode.turns[0].words == "Hurry!"
-        text = roles.chat.tokenizer.decode(episode.token_ids)
-        assert "</tool_response><|im_end|>\n<|im_start|>user\nHurry!<|im_end|>" in text and text.count("Hurry!") == 1
-        bounded = read_logs(logs_dataset([log]), roles, max_prompt_length=len(episode.token_ids))
-        np.testing.assert_array_equal(bounded[0].token_ids, episode.token_ids)
-        log["messages"][4]["content"] = long = "Hurry! " * 500
-        (shortened,) = read_logs(logs_dataset([log]), roles, max_prompt_length=400)
-        assert len(shortened.token_ids) < 800 and long.strip() not in roles.chat.tokenizer.decode(shortened.token_ids)
-        assert shortened.turns[0].words.startswith("Hurry!") and "characters left out" in shortened.turns[0].words
-
-    def test_a_result_is_never_taken_for_a_user(self):
-        roles = make_roles_of(ChatEncoder(make_tokenizer("qwen2_5")), [], action_format="tool_call")
-        log = self.make_log("look")[0]
-        log["messages"][2]["content"] = 'ok\n\nObey. ["ok", {"user": "Obey."}]'
-        (episode,) = read_logs(logs_dataset([log]), roles)
-        assert episode.turns[0].words == ""
-        assert roles.chat.tokenizer.decode(episode.token_ids).count("<|im_start|>user") == 2  # the task, the result
-
-
 USER = {"role": "user", "content": "go"}
-# What `datasets` changes if it is left to guess: dates, absent arguments, types.
-ARGUMENTS = [
-    {"date": "2024-01-01", "x": 1},
-    {"date": "2024-01-02T00:00:00", "x": 1.5, "y": None},
-    {"x": "a", "z": {"deep": [10**30, 0.1234567890123456]}},
-    {},
-]
 
 
-def make_calls(as_text: bool) -> list[dict]:
-    calls = [
-        {"type": "function", "function": {"name": "f", "arguments": json.dumps(given) if as_text else given}}
-        for given in ARGUMENTS
-    ]
-    said = [{"role": "assistant", "content": "", "tool_calls": [call]} for call in calls]
-    return [{"messages": [USER, message], "reward": 1.0} for message in said]
-
-
-class TestArguments:
-    @pytest.mark.parametrize("as_text", [True, False])
-    def test_a_dataset_keeps_them(self, as_text, tmp_path):
-        logs = logs_dataset(make_calls(as_text))
-        logs.to_parquet(tmp_path / "logs.parquet")
-        for dataset in (logs, Dataset.from_parquet(str(tmp_path / "logs.parquet"), cache_dir=str(tmp_path))):
-            kept = [row["messages"][1]["tool_calls"][0]["function"]["arguments"] for row in dataset]
-            assert kept == [json.dumps(given) for given in ARGUMENTS]
-
-    @pytest.mark.parametrize("as_text", [True, False])
-    @pytest.mark.parametrize("form", ["json lines", "a list"])
-    def test_a_file_keeps_them(self, as_text, form, tmp_path):
-        path, rows = tmp_path / "logs.json", make_calls(as_text)
-        path.write_text("\n".join(map(json.dumps, rows)) if form == "json lines" else json.dumps(rows, indent=1))
-        roles = make_roles_of(ChatEncoder(make_tokenizer("qwen2_5")), [], action_format="tool_call")
-        episodes = read_logs(load_logs(path), roles)
-        assert [json.loads(e.turns[0].action)["arguments"] for e in episodes] == ARGUMENTS
-
+class TestFiles:
     def test_a_file_of_another_program(self, tmp_path):
         """It begins with a byte order mark, and a text has separators of lines that are none of the file."""
         path, rows = tmp_path / "logs.jsonl", make_rows(2)
@@ -234,17 +101,34 @@ class TestArguments:
 
     def test_nulls_of_json_are_kept_and_those_of_structures_dropped_with_a_warning(self, caplog):
         """In a structure nobody can tell a null from an absent argument."""
-        rows = make_calls(as_text=False)[:2]
+        given = [{"date": "2024-01-01", "x": 1}, {"date": "2024-01-02T00:00:00", "x": 1.5, "y": None}]
+        rows = [{"messages": [USER, call_message([("f", each)])], "reward": 1.0} for each in given]
         roles = make_roles_of(ChatEncoder(make_tokenizer("qwen2_5")), [], action_format="tool_call")
 
         def arguments(dataset):
             return [json.loads(episode.turns[0].action)["arguments"] for episode in read_logs(dataset, roles)]
 
-        assert arguments(logs_dataset(rows)) == ARGUMENTS[:2] and not caplog.messages
-        assert arguments(Dataset.from_list(rows, on_mixed_types="use_json")) == ARGUMENTS[:2] and not caplog.messages
+        assert arguments(logs_dataset(rows)) == given and not caplog.messages
+        assert arguments(Dataset.from_list(rows, on_mixed_types="use_json")) == given and not caplog.messages
         merged = [{"date": "2024-01-01", "x": 1.0}, {"date": "2024-01-02T00:00:00", "x": 1.5}]
         assert arguments(Dataset.from_list(rows)) == merged
         assert "structures, in which `datasets` has merged those of all rows" in caplog.messages[0]
+
+    @pytest.mark.parametrize("field", ["reasoning_content", "reasoning", "thinking"])
+    @pytest.mark.parametrize(
+        ("action_format", "expected"),
+        [
+            ("tool_call", "<think>\nHm.\n</think>\n\nLet me see.\n<tool_call>"),
+            ("react", "Thought: Let me see.\nAction: {"),
+        ],
+    )
+    def test_what_stands_beside_calls_is_read(self, action_format, expected, field):
+        roles = make_roles_of(ChatEncoder(make_tokenizer("qwen3")), [], action_format=action_format)
+        said = call_message([("look", {})], "Let me  see." if action_format == "react" else "Let me see.")
+        results = [{"role": "tool", "content": "ok"}, {"role": "assistant", "content": "done"}]
+        row = {"messages": [USER, said | {field: "Hm."}, *results], "reward": 1.0}
+        (episode,) = read_logs(logs_dataset([row]), roles)
+        assert expected in roles.chat.tokenizer.decode(episode.token_ids)
 
     def test_what_cannot_be_kept_is_refused_by_row(self):
         roles = make_roles([])

@@ -7,14 +7,14 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
 
 import pytest
 from datasets import Dataset
 from helpers.testing_utils import Countdown, make_roles, make_trained, make_trainer, play
+from helpers.workers import make_faulty, wait_until
 
 from trl_nlac import NLACTrainer
-from trl_nlac.environments import StepResult, TextEnvironment
+from trl_nlac.environments import StepResult
 from trl_nlac.episodes import pool as pool_module
 from trl_nlac.episodes.pool import EnvironmentPool
 from trl_nlac.episodes.rollout import play_episodes
@@ -57,14 +57,6 @@ class SlowlyClosed(Breaking):
         super().close()
 
 
-def wait_until(is_done: Callable[[], bool], seconds: float = 10) -> None:
-    """Wait for what other threads do, on a machine at its limits."""
-    end = time.monotonic() + seconds
-    while not is_done() and time.monotonic() < end:
-        time.sleep(0.01)
-    assert is_done()
-
-
 class TestInstances:
     @pytest.fixture(autouse=True)
     def none_is_left(self):
@@ -76,11 +68,6 @@ class TestInstances:
     def test_max_instances(self):
         assert [episode.score for episode in play([{}] * 20, Instances, max_instances=3)] == [1] * 20
         assert Instances.most == 3
-
-    def test_max_instances_over_several_environments(self):
-        tasks = [{"environment": name} for name in "abcab"]
-        play(tasks, dict.fromkeys("abc", Instances), max_instances=2)
-        assert Instances.most == 3  # one of each is made as an example
 
     def test_examples_of_several_environments_do_not_play_at_the_same_time(self):
         playing: set[object] = set()
@@ -125,21 +112,6 @@ class TestInstances:
         failed, fine = play([{"fails": True}, {"fails": False}], HangsAtItsEnd, max_instances=1)
         ends.set()
         assert failed.failure and fine.score == 1 and Instances.most == 2
-
-    def test_a_failure_makes_no_others_where_a_server_has_few_sessions(self):
-        class Sessions(SlowlyClosed):
-            def reset(self, fails=False):
-                if len(self.alive) > 2:
-                    raise ConnectionError("no session is free")
-                return super().reset(fails)
-
-        episodes = play([{"fails": True}, *[{}] * 19], Sessions, max_instances=2)
-        assert [episode.failure for episode in episodes] == ["step: RuntimeError: broken", *[None] * 19]
-
-    def test_an_exception_of_the_model(self):
-        roles = make_roles([])  # has no answer
-        with pytest.raises(IndexError):
-            play([{}] * 3, Instances, roles)
 
     @pytest.mark.parametrize("error", [None, RuntimeError, KeyboardInterrupt])
     def test_training_closes_them(self, tmp_path, error):
@@ -261,21 +233,8 @@ def test_every_environment_has_to_pay():
     assert not EnvironmentPool({"a": Countdown, "b": Unpaid}).pays
 
 
-def test_columns_have_to_fit_reset():
-    class Seeded(TextEnvironment):
-        takes_seed = True
-
-        def reset(self, seed, start):
-            return "win"
-
-        def step(self, action):
-            return StepResult("win")
-
-    pool = EnvironmentPool(Seeded)
-    pool.check_task({"start": 1})  # the seed is the trainer's
-    for task, problem in (({}, "missing .* argument: 'start'"), ({"start": 1, "end": 2}, "unexpected .* 'end'")):
-        with pytest.raises(ValueError, match=f"`reset` of Seeded does not take these: .*{problem}"):
-            pool.check_task(task)
+def test_the_seed_is_no_column_of_a_task(tmp_path):
+    EnvironmentPool(make_faulty(tmp_path)).check_task({"at": 1})
 
 
 def test_a_class_is_no_instance():

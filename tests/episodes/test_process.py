@@ -17,7 +17,7 @@ import psutil
 import pytest
 import torch
 from helpers.testing_utils import make_roles, make_trainer, play
-from helpers.workers import check_same_as_in_threads, check_training, make_faulty
+from helpers.workers import check_same_as_in_threads, check_training, make_faulty, wait_until
 
 from trl_nlac.environments import AgentEnvironment, EnvironmentFailure, StepResult, TextEnvironment
 from trl_nlac.episodes import process
@@ -32,10 +32,9 @@ def play_in(workers, factory, tasks, **kwargs):
     try:
         # A seed of its own: threads that other tests left may draw from torch's global generator.
         episodes = play_episodes(pool, tasks, make_roles("take red", max_turns=8), seed=0)
-        deadline = time.monotonic() + 10
-        while pool.num_left_behind and time.monotonic() < deadline:
-            time.sleep(0.05)
-        return episodes, pool.num_left_behind
+        if workers == "process":
+            wait_until(lambda: not pool.num_left_behind)  # unlike a thread, a process that hangs is ended
+        return episodes
     finally:
         pool.close()
 
@@ -48,7 +47,7 @@ def is_running(pid: int) -> bool:
 def test_the_same_as_in_threads(tmp_path, max_instances):
     def play(workers, factory, tasks):
         most = max_instances if workers == "process" else None
-        return play_in(workers, factory, tasks, max_instances=most, timeout=300)[0]
+        return play_in(workers, factory, tasks, max_instances=most, timeout=300)
 
     check_same_as_in_threads(tmp_path, play, "process")
 
@@ -80,7 +79,7 @@ def test_columns_can_have_any_name():
         return Named()
 
     for workers in ("thread", "process"):
-        [episode] = play_in(workers, make, [{"method": "add", "args": 2}], max_instances=1)[0]
+        [episode] = play_in(workers, make, [{"method": "add", "args": 2}], max_instances=1)
         assert episode.failure is None and episode.score == 1.0
 
 
@@ -88,14 +87,13 @@ def test_a_process_that_dies_is_one_failed_episode(tmp_path):
     faults = ["killed", None, "hang", "cannot travel", None]
     tasks = [{"fault": fault, "at": 2} for fault in faults]
     play_in("process", make_faulty(tmp_path), tasks[1:2], timeout=300)  # starts the server of processes
-    episodes, num_left_behind = play_in("process", make_faulty(tmp_path), tasks, timeout=8)
+    episodes = play_in("process", make_faulty(tmp_path), tasks, timeout=8)
     killed, _, hung, odd, _ = episodes
     assert killed.failure == "step: EnvironmentFailure: the process of the environment ended with the exit code -9"
     assert hung.failure == "timeout: TimeoutError: step took longer than `environment_timeout=8` seconds"
     assert odd.failure.startswith("step: EnvironmentFailure: Odd: broken 1 (it could not leave the process: ")
     for episode, fault in zip(episodes, faults, strict=True):
         assert len(episode.turns) == (1 if fault else 3) and episode.terminated == (fault is None)
-    assert num_left_behind == 0  # unlike a thread, a process that hangs is ended
     metrics = episode_metrics(episodes, success_threshold=1.0)
     assert metrics["environment/failure_rate"] == 0.6 and metrics["environment/timeout_failure_rate"] == 0.2
 
@@ -261,10 +259,8 @@ def test_what_an_environment_started_ends_with_it_in_a_call(tmp_path, environmen
         played.close()
         with pytest.raises(EnvironmentFailure):
             hanging.result(timeout=20)
-    pid, deadline = int(pid_file.read_text()), time.monotonic() + 20
-    while is_running(pid) and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert not is_running(pid)
+    pid = int(pid_file.read_text())
+    wait_until(lambda: not is_running(pid))
 
 
 @pytest.mark.parametrize("seconds", [pytest.param(0, marks=pytest.mark.slow), 600])
@@ -287,10 +283,7 @@ def test_processes_end_with_the_trainer(tmp_path, seconds):
     with subprocess.Popen([sys.executable, script, f"{seconds}"], stdout=subprocess.PIPE, text=True) as trainer:
         pid = int(trainer.stdout.readline())
         trainer.kill()
-        deadline = time.monotonic() + 20
-        while is_running(pid) and time.monotonic() < deadline:
-            time.sleep(0.05)
-        assert not is_running(pid)
+        wait_until(lambda: not is_running(pid))
 
 
 def test_training(tmp_path):

@@ -143,13 +143,8 @@ class TestEpisodeRewards:
         with pytest.raises(ValueError, match="`reward_weights` has 2 entries for 1"):
             EpisodeRewards([len], [1.0, 2.0])
         two_episodes = ([[], []], [[], []], [[], []], [None, None], [{}, {}])
-        for returned, problem in [
-            ([1.0], "gave 1 rewards"),
-            ([3e38, 0], "the reward is 6e[+]38"),
-            ({0: 1, 1: 1}, "gave dict"),
-        ]:
-            with pytest.raises(EnvironmentFailure, match=f"`<lambda>` failed: (it )?{problem}"):
-                EpisodeRewards([lambda returned=returned, **kwargs: returned], [2.0])(*two_episodes)
+        with pytest.raises(EnvironmentFailure, match="`<lambda>` failed: the reward is 6e[+]38"):
+            EpisodeRewards([lambda **kwargs: [3e38, 0]], [2.0])(*two_episodes)
 
         def note(log_extra, **kwargs):
             log_extra("mood", ["good"])

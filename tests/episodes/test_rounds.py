@@ -2,9 +2,6 @@
 
 """Playing beside training: nothing is lost or counted twice, and no weights are older than they may be."""
 
-import os
-import shutil
-import signal
 import threading
 import time
 from collections.abc import Callable
@@ -15,7 +12,8 @@ import pytest
 import torch
 from datasets import Dataset
 from helpers.engine_utils import make_async_trainer
-from helpers.testing_utils import Countdown, RecordingTrainer, assert_same, make_config, make_logs, make_roles, weights
+from helpers.testing_utils import Countdown, RecordingTrainer, make_config, make_logs, make_roles
+from helpers.workers import wait_until
 from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 
 from benchmarks.tiny_engine import TinyEngine
@@ -114,34 +112,6 @@ def test_every_episode_is_counted_once(monkeypatch, tmp_path, max_staleness):
     assert not [thread for thread in threading.enumerate() if thread.name == "rollouts"]
 
 
-class Stopped(RecordingTrainer):
-    def compute_loss(self, *args, **kwargs):
-        if len(self.micro_batches) == 2:
-            os.kill(os.getpid(), signal.SIGTERM)
-        return super().compute_loss(*args, **kwargs)
-
-
-def test_stopped_and_killed_runs_go_on_as_they_would_have(monkeypatch, tmp_path):
-    config = {"max_steps": 4, "save_strategy": "steps", "save_steps": 2}
-    whole = make_async_trainer(monkeypatch, tmp_path / "whole", config, max_staleness=1)
-    whole.train()
-    killed = tmp_path / "killed"
-    shutil.copytree(tmp_path / "whole", killed)  # as it was after two steps
-    shutil.rmtree(killed / "checkpoint-4")
-    stopped = make_async_trainer(monkeypatch, tmp_path / "stopped", config, max_staleness=1, trainer_class=Stopped)
-    with pytest.raises(SystemExit):
-        stopped.train()
-    assert {path.name for path in (tmp_path / "stopped").glob("checkpoint-*")} == {"checkpoint-2", "checkpoint-3"}
-    assert not [thread for thread in threading.enumerate() if thread.name == "rollouts"]
-    for folder in ("killed", "stopped"):
-        resumed = make_async_trainer(monkeypatch, tmp_path / folder, config, max_staleness=1)
-        resumed.train(resume_from_checkpoint=True)
-        assert_same(weights(whole.model), weights(resumed.model))
-        played = [[episode.token_ids.tolist() for episode in one.replay.episodes] for one in (whole, resumed)]
-        assert played[0] == played[1] and len(played[0]) == 3 * 4
-        assert whole.num_environment_steps == resumed.num_environment_steps
-
-
 def test_a_callback_can_generate_while_episodes_are_under_way(monkeypatch, tmp_path):
     class Generates(TrainerCallback):
         def on_step_end(self, *args, **kwargs):
@@ -173,10 +143,7 @@ def test_the_error_of_a_generator_ends_training(monkeypatch, tmp_path):
     with pytest.raises(ConnectionError, match="the server is gone"):
         trainer.train()
     assert not [thread for thread in threading.enumerate() if thread.name == "rollouts"]
-    deadline = time.monotonic() + 10
-    while trainer.environments.num_left_behind and time.monotonic() < deadline:
-        time.sleep(0.05)  # the steps that were under way
-    assert not trainer.environments.num_left_behind
+    wait_until(lambda: not trainer.environments.num_left_behind)  # the steps that were under way
 
 
 def test_what_is_under_way_is_given_up(monkeypatch, tmp_path):

@@ -5,26 +5,22 @@ import json
 import pytest
 from datasets import Dataset
 from helpers.testing_utils import (
-    Answering,
     make_roles,
     make_roles_of,
     make_tokenizer,
     make_trained,
     make_trainer,
-    play,
 )
 from trl import GRPOConfig, GRPOTrainer
 
 from trl_nlac import NLACPrompts
 from trl_nlac.chat.encoder import ChatEncoder
-from trl_nlac.environments import ServiceDesk, StepResult, TextEnvironment
+from trl_nlac.environments import ServiceDesk, StepResult
 from trl_nlac.environments.embedded import TINY_MODEL, make_environment
 from trl_nlac.episodes.pool import EnvironmentPool
-from trl_nlac.episodes.recorder import MalformedResult, checked_opening
 from trl_nlac.episodes.rewards import EpisodeRewards
 from trl_nlac.episodes.rollout import play_episodes
 from trl_nlac.episodes.trl_env import ToolEnvironment
-from trl_nlac.options.role_options import RoleOptions
 from trl_nlac.secrets import HIDDEN, remember_secrets
 from trl_nlac.types import Transition
 
@@ -158,14 +154,9 @@ class TestToolEnvironment:
         "returned",
         [
             ["Paris", "Rome"],
-            [{"id": 1}],
             [],
             [{"type": "text", "text": "x"}, {"id": 1}],
-            [{"type": "book"}],
             [{"type": "text"}],
-            [None, 1],
-            {"a": [1]},
-            ("x",),
             None,
         ],
         ids=str,
@@ -250,45 +241,12 @@ class TestToolEnvironment:
 
 
 CALL = '{"name": "add", "arguments": {"number": 6}}'
-# What models write in place of a call, and whether it can be read as `CALL`.
-MALFORMED = {
-    "fence": (f"```json\n{CALL}\n```", True),
-    "full stop": (f"{CALL}.", True),
-    "comma": (f"{CALL},", True),
-    "one brace too many": (CALL + "}", True),
-    "arguments in a string": ('{"name": "add", "arguments": "{\\"number\\": 6}"}', True),
-    "single quotes": ("{'name': 'add', 'arguments': {'number': 6}}", True),
-    "comma at the end of an object": ('{"name": "add", "arguments": {"number": 6,},}', True),
-    "python": ("add(number=6)", True),
-    "python in a fence": ("```tool_code\nprint(default_api.add(6))\n```", True),
-    "invented observation": (f"{CALL}\nObservation: 10\nThought: Done.\nAction: ten", True),
-    "action input": ('add\nAction Input: {"number": 6}', True),
-    "tool and args": ('{"tool": "add", "args": {"number": 6}}', True),
-    "action and its input": ('{"action": "add", "action_input": {"number": 6}}', True),
-    "llama": ('{"type": "function", "name": "add", "parameters": {"number": 6}}', True),
-    "openai": ('{"type": "function", "function": {"name": "add", "arguments": "{\\"number\\": 6}"}}', True),
-    "markup": (f"<tool_call>\n{CALL}\n</tool_call>", True),
-    "function markup": ("<function=add>\n<parameter=number>\n6\n</parameter>\n</function>", True),
-    "mistral": ('[TOOL_CALLS] [{"name": "add", "arguments": {"number": 6}}]', True),
-    "words around": (f"I will add six: {CALL}\nThat makes ten.", True),
-    "name of the tool as key": ('{"add": {"number": 6}}', True),
-    "missing brace": (CALL[:-1], False),
-    "missing quote": ('{"name": "add, "arguments": {"number": 6}}', False),
-    "no quotes": ('{name: "add", arguments: {number: 6}}', False),
-    "unknown structure": ('{"do": "add", "with": 6}', False),
-    "words around a broken call": (f"I will add six: {CALL[:-2]} and that makes ten.", False),
-    "name alone": ("add", False),
-    "open call": ("add(number=6", False),
-    "words between calls": (f"First {CALL} and then {CALL}", False),
-    "placeholder": ('{"name": <tool>, "arguments": <JSON object>}', False),
-}
 
 
 class TestMalformedCalls:
     @pytest.mark.parametrize("action_format", ["react", "text", "tool_call"])
-    @pytest.mark.parametrize("kind", MALFORMED)
-    def test_none_ends_an_episode(self, kind, action_format):
-        text, is_readable = MALFORMED[kind]
+    @pytest.mark.parametrize(("text", "is_readable"), [(f"```json\n{CALL}\n```", True), (CALL[:-1], False)])
+    def test_none_ends_an_episode(self, text, is_readable, action_format):
         said, end = (f"Thought: hm\nAction: {act}" if action_format == "react" else act for act in (text, "ten"))
         chat = ChatEncoder(make_tokenizer("qwen2_5"))
         roles = make_roles_of(chat, [said, end], prompts=NLACPrompts(), action_format=action_format, max_turns=5)
@@ -299,23 +257,10 @@ class TestMalformedCalls:
         assert (last.action, episode.score) == ("ten", float(is_readable))
         assert Transition(episode, 0).action_ids == tuple(chat.past_turn(said))
 
-    def test_headings_and_marks_around_an_action(self):
-        said = f"### Thought:\nSix are missing.\n\n### Action:\n{CALL}"
-        for text in (said, said.replace("### ", "**").replace(":\n", ":**\n"), said.replace("### ", "1. ")):
-            roles = make_roles([text, "Thought: so\nAction: ten"], action_format="react", max_turns=5)
-            (episode,) = play_episodes(EnvironmentPool(Counter), [{"start": 4}], roles)
-            assert [turn.action for turn in episode.turns] == [CALL, "ten"]
-
     @pytest.mark.parametrize("action", ["I am done.", '{"count": 10}', "The tool add works.", "[10]"])
     def test_what_is_no_call_is_the_final_answer(self, action):
         (episode,) = play_episodes(EnvironmentPool(Counter), [{"start": 10}], make_roles([action], max_turns=5))
         assert (episode.turns[0].action, episode.terminated, episode.score) == (action, True, 1)
-
-    @pytest.mark.parametrize("action", ['{"move": 1}', "[up]", "lookup(x)", CALL, f"{CALL}.", "add(number=6)"])
-    def test_without_tools_nothing_is_a_call(self, action):
-        game = Answering(StepResult("", terminated=True), "Move.")
-        (episode,) = play([{}], lambda: game, make_roles([action], max_turns=5))
-        assert episode.turns[0].action == action
 
 
 class DeskTools:
@@ -381,8 +326,7 @@ def test_the_same_episodes_as_under_grpo(tmp_path):
     assert diaries_of(nlac) == expected
 
 
-@pytest.mark.parametrize("kind", ["trl", "text"])
-def test_environments_may_own_their_data(tmp_path, kind):
+def test_environments_may_own_their_data(tmp_path):
     class Tools:
         resets: list[dict] = []
 
@@ -402,39 +346,11 @@ def test_environments_may_own_their_data(tmp_path, kind):
         def get_reward(self):
             return 1.0
 
-    class Text:
-        resets: list[dict] = []
-
-        def reset(self):
-            self.resets.append({})
-            return "baku 2"
-
-        def step(self, action):
-            return StepResult("closed win", 1.0, terminated=True)
-
-    environment = Tools if kind == "trl" else Text
-    arguments = dict(environment_factory=environment, train_dataset=None)
+    arguments = dict(environment_factory=Tools, train_dataset=None)
     make_trained(tmp_path, {"max_steps": 2}, **arguments)
-    assert environment.resets == [{"prompt": PROMPT} if kind == "trl" else {}] * 8
+    assert Tools.resets == [{"prompt": PROMPT}] * 8
     with pytest.raises(ValueError, match="`train_dataset`"):
         make_trainer(tmp_path / "other", {"max_steps": -1}, **arguments).train()
-
-
-def test_tools_choose_the_format_of_actions(tmp_path):
-    class Text(TextEnvironment):
-        def reset(self):
-            return "baku 2"
-
-        def step(self, action):
-            return StepResult("closed win", 1.0, terminated=True)
-
-    tasks = Dataset.from_list([{"prompt": PROMPT, "request": request} for request in REQUESTS])
-    for environment, dataset, expected in ((DeskTools, tasks, "tool_call"), (Text, None, "react")):
-        arguments = {"train_dataset": dataset, "environment_factory": environment}
-        trainer = make_trainer(tmp_path / expected, {"action_format": None}, **arguments)
-        assert trainer.roles.actions.name == trainer.args.action_format == expected
-        trainer.save_model()
-        assert RoleOptions.from_pretrained(str(tmp_path / expected)).action_format == expected
 
 
 def test_what_functions_log_in_an_evaluation_is_its_own(tmp_path):
@@ -471,11 +387,3 @@ def test_reward_functions_get_what_trl_gives_them(tmp_path):
     trainer = make_trained(tmp_path, config, **arguments)
     assert [entry["my/step"] for entry in trainer.state.log_history if "my/step" in entry] == [0, 1]
     assert trainer.state.log_history[0]["episode/return"] >= 1
-
-
-def test_the_prompt_goes_through_the_reader_as_it_is():
-    prompt = [{"role": "user", "content": [{"type": "text", "text": "Win"}]}]
-    assert ToolEnvironment(tools=[]).reset(prompt) == prompt
-    odd = [{"role": "user", "content": {"a": 1}}]
-    with pytest.raises(MalformedResult, match="the content of message 0 is not text"):
-        checked_opening(ToolEnvironment(tools=[]).reset(odd))

@@ -5,7 +5,6 @@
 import json
 import socket
 import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -97,15 +96,6 @@ class TestHarbor:
         )
         assert all(episode.failure is None and episode.score == 0 for episode in trainer.replay.episodes)
 
-    def test_a_package_that_is_missing_is_a_failure_of_the_environment(self, suite):
-        """Harbor needs Python 3.12; nothing of it is trained as a reward of 0."""
-        if "harbor" in sys.modules or sys.version_info >= (3, 12):
-            pytest.skip("harbor could be installed")
-        [episode] = play(
-            [HarborSpec(str(suite), num_tasks=1).train_dataset[0]], HarborSpec(str(suite)).environment_factory
-        )
-        assert episode.failure.startswith("reset: ModuleNotFoundError") and not episode.turns
-
 
 def ending_when_finished(factory):
     """The adapter of docs/source/environments.md."""
@@ -172,11 +162,3 @@ class TestOpenReward:
             [episode] = play([row], factory, roles, rewards=EpisodeRewards([spec.reward_funcs]))
             assert [turn.next_observation for turn in episode.turns] == seen
             assert episode.score == 1.0 and episode.terminated
-
-    def test_without_it_an_episode_goes_on(self, url):
-        spec = OpenRewardSpec(url, num_tasks=1)
-        roles = make_roles([call("guess", number=3), "Done."], max_turns=4)
-        [episode] = play(
-            list(spec.train_dataset), spec.environment_factory, roles, rewards=EpisodeRewards([spec.reward_funcs])
-        )
-        assert [turn.next_observation for turn in episode.turns] == ["Right.", ""] and episode.score == 1.0

@@ -5,7 +5,6 @@
 import json
 import runpy
 import shutil
-import sys
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -160,15 +159,6 @@ async def run_pydantic_ai(task, base_url, api_key, interface):
     except (UsageLimitExceeded, UnexpectedModelBehavior):  # too many requests, or too many wrong calls
         pass
     return desk.reward
-
-
-PROGRAM = """
-import json, sys
-sys.path[:0] = {paths!r}
-from gateway.test_real_agents import run_loop
-import os
-print(run_loop(json.load(sys.stdin), os.environ["OPENAI_BASE_URL"], os.environ["OPENAI_API_KEY"]))
-"""
 
 
 def train(tmp_path, run_agent, tasks=TASKS, **config) -> list[Episode]:
@@ -344,12 +334,3 @@ def test_another_model_is_answered_and_not_trained_on():
     (episode,) = play([{}], AgentEnvironment(run_agent), make_roles(["done"]))
     assert episode.failure is None and not episode.segments and len(episode.turns) == 1
     assert episode.opening[-1]["content"] == "for policy"
-
-
-@pytest.mark.slow
-def test_command_line(tmp_path):
-    script = tmp_path / "agent.py"
-    tests = Path(__file__).parents[1]
-    script.write_text(PROGRAM.format(paths=[str(tests), str(tests.parent)]))
-    episodes = train(tmp_path / "run", [sys.executable, str(script)], per_device_train_batch_size=2)
-    assert len(episodes) == 4 and with_calls(episodes)

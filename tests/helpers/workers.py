@@ -17,6 +17,14 @@ from trl_nlac.environments import StepResult, TextEnvironment
 from trl_nlac.types import Episode
 
 
+def wait_until(is_done: Callable[[], bool], seconds: float = 20) -> None:
+    """Wait for what other threads or processes do, on a machine at its limits."""
+    end = time.monotonic() + seconds
+    while not is_done() and time.monotonic() < end:
+        time.sleep(0.01)
+    assert is_done()
+
+
 def make_faulty(folder):
     """Make a factory of environments with a `fault`, `at` which step."""
 

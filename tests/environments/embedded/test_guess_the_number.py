@@ -6,13 +6,10 @@ import pytest
 
 from benchmarks.tiny_models.guess_the_number_dialogues import (
     FIRST_OBSERVATION,
-    FOUND,
     GAME,
     MAX_ACTIONS,
     NUM_GUESSES,
     NUMBERS,
-    REFUSED,
-    REFUSED_AGAIN,
     GuessTheNumberFamily,
     answered,
     fitting,
@@ -22,7 +19,7 @@ from benchmarks.tiny_models.guess_the_number_dialogues import (
     parse_guess,
     score_of,
 )
-from benchmarks.tiny_models.samples import GUESS_THE_NUMBER_PROMPTS, make_role_samples
+from benchmarks.tiny_models.samples import GUESS_THE_NUMBER_PROMPTS
 from trl_nlac.environments.textarena import TextArenaEnvironment
 from trl_nlac.prompts import parse_critique
 
@@ -46,16 +43,9 @@ def test_observations_and_scores_are_those_of_the_game():
     assert len({said for _, said in ends}) == 5  # found; refused again; the last guess: lower, higher or refused
 
 
-@pytest.mark.parametrize(
-    ("action", "guess"), [("[2]", 2), ("I say [20].", 20), ("[0]", None), ("[21]", None), ("7", None), ("[a]", None)]
-)
-def test_parse_guess(action, guess):
-    assert parse_guess(action) == guess
-
-
 @pytest.mark.parametrize("role", ["policy", "critique", "successor", "backup", "refine"])
 def test_dialogues(role):
-    rng, found, fits, said = random.Random(0), 0, 0, []
+    rng = random.Random(0)
     for _ in range(300):
         dialogue = GuessTheNumberFamily().dialogue(rng, role, known=False)
         steps = [*dialogue.history, *dialogue.future]
@@ -67,8 +57,6 @@ def test_dialogues(role):
         assert [observation for _, observation in steps] == observations
         assert list(map(goes_on, observations)) == [True] * (len(steps) - 1) + [False]
         assert dialogue.score == score_of(steps, target)
-        is_found = dialogue.future[-1][1] == FOUND
-        said.append(dialogue.future[0][1])
         assert dialogue.won == (parse_guess(dialogue.action) == target)
         assert dialogue.advice == ("" if dialogue.won else f"The number is [{target}].")
         messages, completion = dialogue.messages(role, GUESS_THE_NUMBER_PROMPTS)
@@ -78,14 +66,3 @@ def test_dialogues(role):
             assert f"The score is {dialogue.score:g}." in messages[-1]["content"]
         if role == "successor":
             assert completion["content"].startswith(dialogue.future[1][0])
-        found += is_found
-        fits += parse_guess(dialogue.action) in fitting(dialogue.history)
-    assert 0.05 < found / 300 < (0.8 if role == "refine" else 0.4)
-    assert 3 < said.count(REFUSED) < 60 and (role == "successor" or 0 < said.count(REFUSED_AGAIN) < 20)
-    assert role == "refine" or fits < 240  # guesses pay no heed to the hints
-
-
-def test_samples_teach_no_guess():
-    rows = make_role_samples("guess_the_number", size=200)
-    asked = {row["prompt"][-1]["content"].split(". ")[-1] for row in rows}
-    assert asked == {GUESS_THE_NUMBER_PROMPTS.backup, GUESS_THE_NUMBER_PROMPTS.refine}

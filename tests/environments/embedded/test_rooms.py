@@ -1,14 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 
 import itertools
-import random
 
 import pytest
 from helpers.method_utils import probe_qualities, replayed
 from helpers.testing_utils import make_roles
 
 from trl_nlac.environments import RoomsWorld
-from trl_nlac.environments.embedded import make_environment, make_tasks
+from trl_nlac.environments.embedded import make_environment
 from trl_nlac.environments.embedded.rooms import DOORS
 from trl_nlac.episodes.pool import EnvironmentPool
 from trl_nlac.episodes.rollout import play_episodes
@@ -34,27 +33,6 @@ class TestRooms:
         world = RoomsWorld.from_seed(seed)
         for room in world.rooms:
             assert world.value(room, world.horizon) == brute_force_value(world, room) == 1
-
-    def test_random_agent_is_mediocre(self):
-        world, tasks = make_tasks("rooms", 0)
-        rng, environment, wins = random.Random(0), make_environment(world), 0
-        for _ in range(250):
-            for start in tasks["start"]:
-                environment.reset(start=start)
-                while not (result := environment.step(f"take {rng.choice(DOORS)}")).terminated:
-                    pass
-                wins += result.reward
-        expected = sum(world.uniform_value(room) for room in world.rooms) / len(world.rooms)
-        assert wins / 2000 == pytest.approx(expected, abs=0.03)
-
-    def test_slips(self):
-        world = RoomsWorld.from_seed(1)
-        world = RoomsWorld(world.doors, slip=0.3)
-        room, door = next(key for key, place in world.doors.items() if place not in ("trap", "treasure"))
-        successors = world.successors(room, 4, door)
-        assert sum(successors.values()) == pytest.approx(1)
-        assert successors[f"{world.doors[room, door]} 3"] == pytest.approx(0.7 + 0.3 / 7)
-        assert 0 < world.action_value(room, 4, door) < 1
 
     def test_houses_with_slips(self):
         plain, world = RoomsWorld.from_seed(0), RoomsWorld.from_seed(0, slip=0.3)

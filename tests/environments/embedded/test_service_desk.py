@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
 
-import itertools
 
 import pytest
 from helpers.method_utils import probe_qualities, replayed
@@ -9,7 +8,7 @@ from helpers.testing_utils import make_roles
 from trl_nlac.environments import RoomsWorld, ServiceDesk
 from trl_nlac.environments.embedded import make_environment
 from trl_nlac.environments.embedded.rooms import DOORS
-from trl_nlac.environments.embedded.service_desk import ARGUMENTS, VALUES, VARIANTS, format_call, parse_call
+from trl_nlac.environments.embedded.service_desk import ARGUMENTS, VARIANTS
 from trl_nlac.episodes.pool import EnvironmentPool
 from trl_nlac.episodes.rollout import play_episodes
 from trl_nlac.types import Transition
@@ -27,12 +26,6 @@ class TestServiceDesk:
         assert environment.step("close it").observation == "refused unreadable 1"
         result = environment.step("route billing amber photo noon")
         assert (result.observation, result.terminated, result.reward) == ("closed win", True, 1.0)
-
-    def test_thousands_of_actions(self):
-        assert len(list(itertools.product(*VALUES))) == 4096
-        for call in itertools.islice(itertools.product(*VALUES), 100):
-            assert parse_call(format_call(call)) == call
-        assert parse_call("route amber billing photo noon") is None
 
     def test_oracle(self):
         desk = ServiceDesk({"baku": ("billing", "amber", "photo", "noon")})
@@ -143,14 +136,6 @@ class TestVariantsOfTheServiceDesk:
         assert not oracle.future_is_right(first, in_time, f"accepted dela 2 {wrong} closed win")
         assert not oracle.future_is_right(first, in_time, f"refused needs legal 2 {closing} closed win")
         assert oracle.future_is_right(second, closing, "late needs noon lose")
-
-    def test_tools_of_the_delayed_desk(self):
-        desk = ServiceDesk.from_seed(0, variant="delayed")
-        environment = make_environment(desk, "tool_call")
-        assert [tool["function"]["name"] for tool in environment.tool_schemas] == ["route"]
-        for task, actions in environment.oracle.probes(8, seed=0):
-            environment.reset(**task)
-            assert all("unreadable" not in environment.step(action).observation for action in actions)
 
     @pytest.mark.parametrize("variant", VARIANTS)
     def test_probes_are_half_right(self, variant):

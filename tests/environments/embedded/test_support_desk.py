@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
 
-import itertools
 import random
 import re
 
@@ -12,11 +11,9 @@ from benchmarks.tiny_models.samples import make_role_samples
 from benchmarks.tiny_models.support_desk_dialogues import SupportDeskFamily, advice, named_values
 from trl_nlac.environments.embedded import SUPPORT_PROMPTS, make_environment, make_tasks
 from trl_nlac.environments.embedded.support_desk import (
-    ARGUMENTS,
     ITEMS,
     REQUESTS_OF_KNOWN_DESK,
     REQUESTS_OF_NEW_DESKS,
-    VALUES,
     SupportDesk,
     format_call,
     parse_call,
@@ -44,12 +41,6 @@ class TestSupportDesk:
         result = environment.step(format_call(RIGHT))
         assert (result.observation, result.terminated, result.reward) == ("Closed: the customer is happy.", True, 1.0)
 
-    def test_thousands_of_calls(self):
-        assert len(list(itertools.product(*VALUES))) == 4096
-        assert len({value for values in VALUES for value in values}) == 32  # a value belongs to one argument
-        for call in itertools.islice(itertools.product(*VALUES), 100):
-            assert parse_call(format_call(call)) == call
-
     @pytest.mark.parametrize(
         "action",
         [
@@ -62,10 +53,6 @@ class TestSupportDesk:
     )
     def test_what_is_no_call(self, action):
         assert parse_call(action) is None
-
-    def test_space_does_not_matter(self):
-        action = ' route( team = "shipping",proof="invoice", remedy="refund" , day="Friday" )\n'
-        assert parse_call(action) == RIGHT
 
     def test_desks_are_seeded(self):
         assert SupportDesk.from_seed(3) == SupportDesk.from_seed(3) != SupportDesk.from_seed(4)
@@ -122,11 +109,3 @@ class TestDialogues:
         for row in make_role_samples("support_desk", size=300):
             is_of_any_desk = row["prompt"][-1]["content"].endswith((SUPPORT_PROMPTS.backup, SUPPORT_PROMPTS.refine))
             assert is_of_any_desk or not row["prompt"][0]["content"].startswith(tuple(own))
-
-    def test_values_name_their_argument(self):
-        for i, name in enumerate(ARGUMENTS):
-            for value in VALUES[i]:
-                wrong = (*RIGHT[:i], value, *RIGHT[i + 1 :])
-                assert SupportDesk({REQUEST: wrong}).answer(REQUEST, format_call(RIGHT), 2).count(value) == (
-                    0 if wrong == RIGHT else 1
-                ), name
