@@ -88,40 +88,6 @@ class TestConversations:
         kept = {chat.template.reasoning_field: "That may help."} if keeps else {}
         assert chat.start([ASSISTANT | kept if m is said else m for m in messages]) == token_ids
 
-    @pytest.mark.parametrize("content", ["", "Let me see."])
-    @pytest.mark.parametrize("template", TOOL_TEMPLATES)
-    def test_tool_calls_are_those_of_the_template(self, template, content):
-        if content and template.startswith("gemma4"):
-            pytest.skip("the template shows this text after the result, as if it were the next answer")
-        chat = ChatEncoder(make_tokenizer(template))
-        call = {"type": "function", "function": {"name": "route", "arguments": ARGUMENTS}}
-        messages = [
-            USER,
-            {"role": "assistant", "content": content, "tool_calls": [call]},
-            {"role": "tool", "name": "route", "content": 'refused "1"\nnow'},
-        ]
-        opening = chat.start(messages[:1], [TOOL])
-        action = chat.past_turn(messages[1])
-        assert chat.decode_calls(opening, action) == format_tool_call("route", ARGUMENTS)
-        assert chat.decode_calls(opening, sampled(chat, "I am done.")) == "I am done."
-        assert chat.text_beside_calls(action) == (content if template in SAYING else "")
-        token_ids = opening + chat.remembered(action, ("route",))
-        token_ids += chat.results(token_ids[-1], [messages[2]["content"]], ("route",))
-        whole = chat.tokenizer.apply_chat_template(
-            messages, tools=[TOOL], add_generation_prompt=True, return_dict=False
-        )
-        assert token_ids + chat.prefill == whole
-        # A critic can be asked after a call that has no result yet.
-        judged = action + chat.reply(action[-1], "Critique?")
-        assert judged[: len(action)] == action and "Critique?" in chat.tokenizer.decode(judged)
-
-    def test_thoughts_between_tool_calls_stay_where_the_template_keeps_them(self):
-        chat = ChatEncoder(make_tokenizer("qwen3"))
-        call = [*chat.template.encode("<think>\nWho?\n</think>\n\n"), *chat.past_turn(self.call())]
-        assert chat.remembered(call, ("route",)) == call
-        assert chat.remembered(sampled(chat, "done")) == chat.past_turn("done")
-        assert chat.decode_calls([], call) == format_tool_call("route", ARGUMENTS)
-
     @staticmethod
     def call() -> dict:
         function = {"name": "route", "arguments": ARGUMENTS}
@@ -199,19 +165,6 @@ class TestConversations:
         with pytest.raises(ValueError, match="A turn calls route, and the chat template shows no tool calls"):
             chat.past_turn(self.call())
 
-    @pytest.mark.parametrize("content", ["", "Let me see."])
-    @pytest.mark.parametrize("template", TOOL_TEMPLATES)
-    def test_a_call_as_it_is_sampled(self, template, content):
-        """After the prefill, a call that nobody sampled reads as the template writes it."""
-        chat = ChatEncoder(make_tokenizer(template))
-        said = call_message([("route", ARGUMENTS)], content if template in SAYING else "")
-        sampled_ids = chat.completion(said)
-        assert sampled_ids[-1] in chat.stop_ids
-        assert chat.remembered(sampled_ids, ("route",)) == chat.past_turn(said)
-        text = chat.tokenizer.decode([*chat.prefill, *sampled_ids])
-        opening, closing = chat.reasoning_tags or ("<think>", "</think>")
-        assert text.count(closing) <= 1 and text.count(opening) <= 1
-
     @pytest.mark.parametrize("thought", ["It is late.", ""])
     @pytest.mark.parametrize("template", TOOL_TEMPLATES)
     def test_the_agent_sees_what_the_policy_saw(self, template, thought):
@@ -256,12 +209,6 @@ class TestConversations:
         call = chat.tokenizer.decode(chat.past_turn(self.call())[:-1])
         token_ids = chat.template.encode(f"<think>\nHm.\n</think>\n\nFirst.\n{call} Then.<|im_end|>")
         assert chat.text_beside_calls(token_ids) == "First.\nThen."
-
-    def test_several_calls_are_no_action_where_the_template_shows_one(self, tokenizer):
-        chat = ChatEncoder(tokenizer)
-        call = chat.past_turn(self.call())
-        assert not chat.template.takes_several_calls()
-        assert chat.decode_calls([], [*call[:-1], *call]) == ""
 
     def test_system_text_without_a_system_role(self):
         system = {"role": "system", "content": "Act."}
