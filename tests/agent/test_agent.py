@@ -22,7 +22,6 @@ from trl_nlac.environments.embedded import COMPACT_PROMPTS, TINY_MODEL, make_env
 from trl_nlac.environments.embedded.service_desk import TOOL
 from trl_nlac.episodes.conversations import conversation
 from trl_nlac.episodes.pool import EnvironmentPool
-from trl_nlac.episodes.rewards import EpisodeRewards
 from trl_nlac.episodes.rollout import play_episodes
 from trl_nlac.options.role_options import RoleOptions
 from trl_nlac.training.model import load_by_name
@@ -90,16 +89,6 @@ def test_prompts_of_a_file(tmp_path):
     assert agent.roles.prompts == NLACPrompts() != COMPACT_PROMPTS
 
 
-def test_act(agent):
-    torch.manual_seed(0)
-    turn = agent.act(MESSAGES)
-    assert turn.action == turn.text == turn.message["content"] and turn.action.startswith("route ")
-    assert turn.judgement is None and turn.attempts == turn.candidates == [] and turn.thought == ""
-    more = [*MESSAGES, turn.message, {"role": "user", "content": "refused needs ivory 1"}]
-    obeyed = [("ivory" in agent.act(more).action, "ivory" in agent.act(MESSAGES).action) for _ in range(8)]
-    assert sum(after for after, _ in obeyed) > sum(before for _, before in obeyed) + 3
-
-
 def test_turns_acted_one_by_one_are_read_once():
     options = {"action_format": "text", "max_completion_length": 48, "temperature": 0.0}
     agent, messages, turns = NLACAgent.from_pretrained(TINY_MODEL, device="cpu", **options), list(MESSAGES), []
@@ -134,15 +123,6 @@ def test_judgement_on_request(greedy):
     assert greedy.roles.tally.num_generated_tokens - before == cost
 
 
-def test_evaluations_of_a_seed_are_the_same(agent):
-    pool = EnvironmentPool(lambda: make_environment(DESK))
-    agent.options.max_turns = 2
-    half = EpisodeRewards([lambda completions, **kwargs: [0.5] * len(completions)])
-    one, other = (agent.evaluate(pool, list(TASKS), 2, 0, 0, seed=7, rewards=half).episodes for _ in range(2))
-    assert [episode.token_ids.tolist() for episode in one] == [episode.token_ids.tolist() for episode in other]
-    assert {episode.score for episode in one} <= {0.5, 1.5}
-
-
 def test_no_answer_is_kept(agent):
     """An agent that serves for months keeps no metrics, which nobody would read."""
     agent.act(MESSAGES, refine=1)
@@ -161,15 +141,6 @@ def test_it_acts_as_in_evaluation():
         agent.evaluate(pool, list(TASKS)[:1], num_critiques=0, num_probes=0, num_candidates=number)
     limits = [sampling.max_tokens for sampling in agent.roles.generator.samplings]
     assert limits.count(9) == 4 and 7 not in limits
-
-
-def test_critique(agent):
-    torch.manual_seed(3)
-    proposed = {"role": "assistant", "content": "route billing amber photo noon"}
-    judgement = agent.critique([*MESSAGES, proposed])
-    assert judgement.critique.startswith("Future:") and judgement.verdict == (judgement.verdict_score > 0)
-    torch.manual_seed(3)
-    assert agent.critique(MESSAGES, proposed["content"]) == judgement
 
 
 @pytest.mark.parametrize("action_format", ["text", "react", "tool_call"])

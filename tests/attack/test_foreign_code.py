@@ -202,13 +202,6 @@ def test_a_module_that_is_installed_opens_no_folder(downloaded, monkeypatch):
     assert not {"", ".", str(downloaded)} & set(sys.path)
 
 
-@pytest.mark.parametrize("key", ["trust_remote_code", "torch_compile", "hub_token", "output_dir", "custom_generate"])
-def test_options_of_the_roles_are_all_that_their_file_sets(downloaded, key):
-    (downloaded / "nlac_roles.json").write_text(json.dumps({"temperature": 0.5, key: "genv.py"}))
-    with pytest.raises(ValueError, match=f"`{key}` of .*nlac_roles.json is not an option of the roles"):
-        NLACAgent.from_pretrained(str(downloaded))
-
-
 def test_how_a_model_generates_is_no_code(downloaded, marker):
     """transformers can take the loop of generation from a folder; the file of the roles cannot ask for that."""
     (downloaded / "custom_generate").mkdir()

@@ -5,14 +5,11 @@
 import json
 import logging
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
 from helpers.testing_utils import Countdown, make_config, make_episode, play
-from rich.console import Console
 
 from trl_nlac.cli import main
-from trl_nlac.cli.play import Show
 from trl_nlac.environments import StepResult, TextEnvironment
 from trl_nlac.environments.embedded import TINY_MODEL
 from trl_nlac.episodes.failures import FailureMonitor, nothing_played
@@ -108,15 +105,6 @@ def test_playing(tmp_path, monkeypatch, capsys, name):
     *traceback, line = printed.err.splitlines()
     assert line.startswith("trl-nlac play: error: ") and problem in line
     assert ("Traceback" in "".join(traceback)) == ("--debug" in words)
-
-
-def test_what_play_shows_of_the_model(capsys):
-    show = Show(Console(width=100), waits=False)
-    answer = SimpleNamespace(
-        candidates=[], attempts=[], action=ATTACK, thought=ATTACK, text=ATTACK, judgement=None, token_ids=()
-    )
-    show.action(1, answer)
-    assert SHOWN in capsys.readouterr().out
 
 
 def test_failures_of_environments(caplog):
