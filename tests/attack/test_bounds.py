@@ -22,7 +22,7 @@ from trl_nlac import NLACPrompts
 from trl_nlac.agent.better_actions import refinement_rounds
 from trl_nlac.chat.encoder import ChatEncoder
 from trl_nlac.environments import StepResult
-from trl_nlac.method.backup import bellman_targets, critic_examples
+from trl_nlac.method.backup import bellman_targets, critic_examples, is_answerable
 from trl_nlac.method.critic import critic_prompt
 from trl_nlac.method.refinement import policy_examples, refine_attempts, sample_attempts
 from trl_nlac.types import Sample, TrainingStopped, Transition
@@ -250,6 +250,24 @@ def test_long_histories_are_cut_for_the_critic_too(chat):
             assert mark and newest.startswith("<tool_call>")  # the turns are whole
             assert whole.rstrip().endswith(newest.rstrip())
     assert cut > marked > 0  # the recorder had cut some before
+
+
+def test_what_does_not_fit_is_counted_and_not_asked(chat):
+    roles = make_bounded_roles(chat, action_format="text")
+    episode = play_huge(roles, Texts, "")
+    transition = Transition(episode, 0)
+    assert is_answerable(roles, transition, needs_target=True)
+    roles.options.max_prompt_length = transition.state_action.num_tokens
+    asked = len(roles.generator.prompts)
+    assert not is_answerable(roles, transition, needs_target=False)
+    ((example,), _) = ask_every_role(roles, [transition])
+    assert example is None
+    for prompt in roles.generator.prompts[asked:]:
+        assert len(prompt) <= roles.options.max_prompt_length + len(chat.prefill)
+    metrics = roles.take_metrics()
+    assert metrics["prompts/too_long_ratio"] > 0
+    roles.options.max_prompt_length = None  # no limit
+    assert is_answerable(roles, transition, needs_target=True)
 
 
 def test_logs_are_shortened_with_a_warning_or_refused(chat, caplog):
