@@ -2,7 +2,6 @@
 
 import json
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 
 import pytest
 import torch
@@ -23,7 +22,6 @@ from trl_nlac.environments.embedded import COMPACT_PROMPTS, TINY_MODEL, make_env
 from trl_nlac.environments.embedded.service_desk import TOOL
 from trl_nlac.episodes.conversations import conversation
 from trl_nlac.episodes.pool import EnvironmentPool
-from trl_nlac.episodes.rewards import EpisodeRewards
 from trl_nlac.episodes.rollout import play_episodes
 from trl_nlac.options.role_options import RoleOptions
 from trl_nlac.training.model import load_by_name
@@ -41,7 +39,6 @@ def agent():
 
 @pytest.fixture(scope="module")
 def greedy():
-    """Its critic says what is likeliest."""
     sampling = {"critic": {"temperature": 0.0}}
     return NLACAgent.from_pretrained(TINY_MODEL, device="cpu", action_format="text", role_sampling=sampling)
 
@@ -49,7 +46,6 @@ def greedy():
 @pytest.mark.parametrize("keep_history", [True, False])
 @pytest.mark.parametrize("action_format", ["text", "react", "tool_call"])
 def test_conversations_are_those_of_training(action_format, keep_history):
-    """A conversation in messages has the tokens that the trainer's policy saw when it played it."""
     options = {"action_format": action_format, "keep_history": keep_history, "max_completion_length": 48}
     agent = NLACAgent.from_pretrained(TINY_MODEL, device="cpu", **options)
     pool = EnvironmentPool(lambda: make_environment(DESK, action_format))
@@ -82,18 +78,6 @@ def test_long_conversations_are_cut_as_in_training():
     assert len(long.ids) <= 60 and "left out" in agent.roles.chat.decode(long.ids)
 
 
-def test_prompts_fit_into_the_context(caplog):
-    """The context of the embedded model is 512 tokens."""
-    options = {"action_format": "text", "max_prompt_length": 6000, "max_completion_length": 48}
-    agent = NLACAgent.from_pretrained(TINY_MODEL, device="cpu", **options)
-    assert agent.options.max_prompt_length == agent.roles.options.max_prompt_length == 464
-    assert "`max_prompt_length=6000` with `max_completion_length=48` needs more" in caplog.text
-    said = [{"role": "assistant", "content": "route billing amber photo noon"}, *MESSAGES]
-    assert agent.encode([*MESSAGES, *said * 100]).num_tokens <= 464
-    with pytest.raises(ValueError, match="`max_completion_length=512` leaves no room for a prompt"):
-        NLACAgent.from_pretrained(TINY_MODEL, device="cpu", max_completion_length=512)
-
-
 def test_a_device_map_decides_where_the_model_is():
     options = {"device": "meta", "backend_kwargs": {"device_map": {"": "cpu"}}}
     assert NLACAgent.from_pretrained(TINY_MODEL, **options).model.device.type == "cpu"
@@ -103,16 +87,6 @@ def test_prompts_of_a_file(tmp_path):
     NLACPrompts().save(tmp_path / "prompts.json")
     agent = NLACAgent.from_pretrained(TINY_MODEL, device="cpu", prompts=tmp_path / "prompts.json")
     assert agent.roles.prompts == NLACPrompts() != COMPACT_PROMPTS
-
-
-def test_act(agent):
-    torch.manual_seed(0)
-    turn = agent.act(MESSAGES)
-    assert turn.action == turn.text == turn.message["content"] and turn.action.startswith("route ")
-    assert turn.judgement is None and turn.attempts == turn.candidates == [] and turn.thought == ""
-    more = [*MESSAGES, turn.message, {"role": "user", "content": "refused needs ivory 1"}]
-    obeyed = [("ivory" in agent.act(more).action, "ivory" in agent.act(MESSAGES).action) for _ in range(8)]
-    assert sum(after for after, _ in obeyed) > sum(before for _, before in obeyed) + 3
 
 
 def test_turns_acted_one_by_one_are_read_once():
@@ -135,18 +109,6 @@ def test_thought_of_react():
     assert turn.message == {"role": "assistant", "content": turn.text}
 
 
-def test_refine(agent):
-    torch.manual_seed(1)
-    turns = [agent.act(MESSAGES, refine=3) for _ in range(6)]
-    for turn in turns:
-        assert not any(judgement.verdict for _, judgement in turn.attempts)
-        assert all("Future:" in judgement.critique for _, judgement in turn.attempts)
-        if len(turn.attempts) < 3:
-            assert turn.judgement is None or turn.judgement.verdict
-    assert max(len(turn.attempts) for turn in turns) > 1
-    assert any(turn.attempts and turn.action != turn.attempts[0][0] for turn in turns)
-
-
 def test_judgement_on_request(greedy):
     torch.manual_seed(0)
     for improvement in ({}, {"refine": 1}, {"num_candidates": 2}):
@@ -159,48 +121,6 @@ def test_judgement_on_request(greedy):
     torch.manual_seed(0)
     assert greedy.act(MESSAGES, num_candidates=2, judge=True) == candidates
     assert greedy.roles.tally.num_generated_tokens - before == cost
-
-
-def test_candidates(agent):
-    torch.manual_seed(2)
-    turn = agent.act(MESSAGES, num_candidates=8, alpha=1e6)
-    scores = [judgement.verdict_score for _, judgement in turn.candidates if judgement]
-    assert len(turn.candidates) == 8 and turn.judgement.verdict_score == max(scores) > min(scores)
-    taken = {agent.act(MESSAGES, num_candidates=4, alpha=0.0).judgement for _ in range(5)}
-    assert min(judgement.verdict_score for judgement in taken) < 0
-
-
-def test_several_conversations_at_once(agent, monkeypatch):
-    sampled = replace(agent.roles.samplings["critic"], temperature=1.0)  # "Yes" is not what it is likeliest to say
-    monkeypatch.setitem(agent.roles.samplings, "critic", sampled)
-    others = [[{"role": "user", "content": f"{request} 2"}] for request in DESK.requests]
-    torch.manual_seed(1)
-    turns = agent.act_all([*others, MESSAGES], refine=2, num_candidates=2)
-    assert len(turns) == 5 and all(len(turn.candidates) == 2 and len(turn.attempts) <= 2 for turn in turns)
-    assert len({len(turn.attempts) for turn in turns}) > 1
-
-
-def test_evaluation_with_improved_actions(agent):
-    """Each action takes more tokens, episodes are as before."""
-    pool = EnvironmentPool(lambda: make_environment(DESK))
-    agent.options.max_turns = 2
-    spent = []
-    for improvement in ({}, {"refine": 1}, {"num_candidates": 2}):
-        before = agent.roles.tally.num_generated_tokens
-        seen = agent.evaluate(pool, list(TASKS), num_critiques=0, num_probes=0, **improvement)
-        spent.append(agent.roles.tally.num_generated_tokens - before)
-        assert len(seen.episodes) == 4 and all(len(episode.turns) == 2 for episode in seen.episodes)
-        assert all(turn.action.startswith("route") for episode in seen.episodes for turn in episode.turns)
-    assert spent[1] > 2 * spent[0] and spent[2] > 2 * spent[0]
-
-
-def test_evaluations_of_a_seed_are_the_same(agent):
-    pool = EnvironmentPool(lambda: make_environment(DESK))
-    agent.options.max_turns = 2
-    half = EpisodeRewards([lambda completions, **kwargs: [0.5] * len(completions)])
-    one, other = (agent.evaluate(pool, list(TASKS), 2, 0, 0, seed=7, rewards=half).episodes for _ in range(2))
-    assert [episode.token_ids.tolist() for episode in one] == [episode.token_ids.tolist() for episode in other]
-    assert {episode.score for episode in one} <= {0.5, 1.5}
 
 
 def test_no_answer_is_kept(agent):
@@ -221,15 +141,6 @@ def test_it_acts_as_in_evaluation():
         agent.evaluate(pool, list(TASKS)[:1], num_critiques=0, num_probes=0, num_candidates=number)
     limits = [sampling.max_tokens for sampling in agent.roles.generator.samplings]
     assert limits.count(9) == 4 and 7 not in limits
-
-
-def test_critique(agent):
-    torch.manual_seed(3)
-    proposed = {"role": "assistant", "content": "route billing amber photo noon"}
-    judgement = agent.critique([*MESSAGES, proposed])
-    assert judgement.critique.startswith("Future:") and judgement.verdict == (judgement.verdict_score > 0)
-    torch.manual_seed(3)
-    assert agent.critique(MESSAGES, proposed["content"]) == judgement
 
 
 @pytest.mark.parametrize("action_format", ["text", "react", "tool_call"])
@@ -253,15 +164,6 @@ def test_proposed_calls_are_those_of_training(action_format):
 def test_tools_choose_the_format_of_actions(tools, expected):
     agent = NLACAgent.from_pretrained(TINY_MODEL, device="cpu", tools=tools)
     assert agent.options.action_format == agent.roles.actions.name == expected
-
-
-@pytest.mark.parametrize("action_format", ["text", "react", "tool_call"])
-def test_proposed_calls_can_be_written_in_any_way(action_format):
-    agent = NLACAgent.from_pretrained(TINY_MODEL, device="cpu", action_format=action_format)
-    call = {"name": "route", "arguments": {"team": "billing"}}
-    proposed = f"Thought: Hm.\nAction:\n```json\n{json.dumps(call)}\n```"
-    assert json.loads(agent.proposed(MESSAGES, proposed, tools=[TOOL]).parsed) == call
-    assert agent.proposed(MESSAGES, "route billing").parsed == "route billing"
 
 
 def test_tools_travel_with_the_conversation():
@@ -325,7 +227,6 @@ def test_predict_futures(agent, greedy):
 
 
 def test_futures_of_a_successor_model():
-    """An agent that was trained to weigh several futures has a successor model."""
     chat = ChatEncoder(AutoTokenizer.from_pretrained(TINY_MODEL))
     options = RoleOptions(action_format="text", num_futures=2, role_sampling={"successor": {"max_tokens": 9}})
     generator = ScriptedGenerator(chat, ["closed win", "refused needs amber lose", "closed win"])
@@ -337,30 +238,14 @@ def test_futures_of_a_successor_model():
     assert questions == [" Future:<|end|><|assistant|>"] * 3
 
 
-def test_critique_all(greedy):
-    proposed = [f"route {team} amber photo noon" for team in ("billing", "legal", "claims")]
-    conversations = [[*MESSAGES, {"role": "assistant", "content": action}] for action in proposed]
-    judged = greedy.critique_all(conversations)
-    alone = [greedy.critique(MESSAGES, action) for action in proposed]
-    assert [judgement.critique for judgement in judged] == [judgement.critique for judgement in alone]
-    for one, other in zip(judged, alone, strict=True):
-        assert one.verdict_score == pytest.approx(other.verdict_score, abs=1e-3)
-
-
 @pytest.mark.parametrize(
     ("call", "message"),
     [
         (lambda agent: agent.act([]), "there is no list of messages"),
-        (lambda agent: agent.act([{"role": "assistant", "content": "Hi"}]), "it does not begin with a user's message"),
         (lambda agent: agent.act([*MESSAGES, {"role": "assistant", "content": "route"}]), "is nothing to answer"),
         (lambda agent: agent.act(MESSAGES, refine=-1), "`refine` must be at least 0, got -1"),
         (lambda agent: agent.act(MESSAGES, num_candidates=0), "`num_candidates` must be at least 1, got 0"),
         (lambda agent: agent.critique(MESSAGES), "there is no `action`, and the last message is not the assistant's"),
-        (lambda agent: agent.critique(["hi"]), "there is no list of messages with a `role` each"),
-        (
-            lambda agent: agent.critique([*MESSAGES, {"role": "tool", "content": "1"}], "x"),
-            "after message 0, there is the result of a tool that nothing called",
-        ),
         (lambda agent: agent.refine(MESSAGES, "route", rounds=0), "`rounds` must be at least 1, got 0"),
         (lambda agent: agent.predict_futures(MESSAGES, "route", k=0), "`k` must be at least 1, got 0"),
         (lambda agent: NLACAgent.from_pretrained(TINY_MODEL, "llama.cpp"), "`backend` must be .*got 'llama.cpp'"),
@@ -386,21 +271,6 @@ def test_next_to_a_trainer(tmp_path):
         assert agent.act(MESSAGES, refine=1).text
 
 
-def test_adapter(tmp_path):
-    peft = pytest.importorskip("peft")
-    config = {"max_steps": 1, "max_turns": 2, "learning_rate": 0.1}
-    trainer = make_trained(tmp_path, config, peft_config=peft.LoraConfig(target_modules=["q_proj"]))
-    trainer.save_model()
-    agent = NLACAgent.from_pretrained(str(tmp_path), device="cpu", temperature=0.0)
-    assert (tmp_path / "adapter_config.json").exists() and agent.options.max_turns == 2
-    assert agent.act(MESSAGES).action is not None
-    trained = {name: value for name, value in trainer.model.state_dict().items() if "lora_B" in name}
-    loaded = {name.replace("base_model.model.", ""): value for name, value in agent.model.state_dict().items()}
-    for name, value in trained.items():
-        assert value.abs().sum() > 0
-        assert torch.equal(value, loaded[name.replace("base_model.model.", "")]), name
-
-
 @pytest.mark.parametrize("num_rows", [962, 976])  # of the tokens alone, and padded
 def test_an_adapter_with_tokens_of_its_own(tmp_path, num_rows):
     peft = pytest.importorskip("peft")
@@ -416,6 +286,9 @@ def test_an_adapter_with_tokens_of_its_own(tmp_path, num_rows):
     trained = load_by_name(str(tmp_path), make_config(tmp_path / "run"))
     for model in (agent.model, trained):
         assert torch.equal(model.get_input_embeddings().weight.float(), rows)
+    loaded, saved = agent.model.state_dict(), adapter.state_dict()
+    for name in (name for name in saved if "lora_" in name):
+        assert torch.equal(saved[name], loaded[name.replace("base_model.model.", "")].float()), name
 
 
 def test_an_adapter_of_a_multimodal_model(tmp_path):

@@ -118,8 +118,6 @@ def test_errors_reach_the_callers():
 
 
 class Waiting(RecordingAgent):
-    """Answers when it may."""
-
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
         self.at_work, self.may_answer = threading.Event(), threading.Event()
@@ -147,23 +145,6 @@ def test_cancelled_calls(greedy):
     *cancelled, answer = asyncio.run(ask())
     assert all(isinstance(error, asyncio.CancelledError) for error in cancelled)
     assert answer.action == greedy.act(STATES[2]).action and waiting.batches == [1, 1]
-
-
-def test_a_batch_of_cancelled_calls_is_not_answered():
-    waiting = load(Waiting)
-    agent = AsyncNLACAgent(waiting)
-
-    async def ask():
-        first = asyncio.ensure_future(agent.act(STATES[0]))
-        assert await asyncio.to_thread(waiting.at_work.wait, 60)
-        given_up = asyncio.ensure_future(agent.act(STATES[1]))
-        await asyncio.sleep(0)
-        given_up.cancel()
-        waiting.may_answer.set()
-        await first
-        return await agent.act(STATES[2])
-
-    assert asyncio.run(ask()).action and waiting.batches == [1, 1]
 
 
 def test_sampling_in_a_batch():

@@ -28,9 +28,9 @@ def test_reward_is_the_verdict_score(agent):
     later = agent.critique([*STATE, ACTION, ANSWER], OBEYS).verdict_score
     assert abs(score - later) > 0.1
     metrics = {}
-    completions = [[ACTION], [ACTION, ANSWER, OBEYS], "route billing amber photo noon"]
+    completions = [[ACTION, ANSWER, OBEYS], [ACTION], "route billing amber photo noon"]
     rewards = CriticReward(agent)([STATE, STATE, "situ 2"], completions, log_metric=metrics.__setitem__, step=3)
-    assert rewards == pytest.approx([score, (score + later) / 2, score], abs=1e-3)
+    assert rewards == pytest.approx([(score + later) / 2, score, score], abs=1e-3)
     assert metrics == {"critic_reward/format_rate": 1.0}
 
 

@@ -5,7 +5,6 @@ import json
 import pytest
 from datasets import Dataset
 from helpers.testing_utils import ScriptedGenerator, make_logs, make_tokenizer
-from transformers import AutoTokenizer
 from trl import DPOConfig, DPOTrainer, SFTConfig, SFTTrainer
 
 from trl_nlac import NLACAgent
@@ -37,7 +36,6 @@ def refined(agent, tmp_path_factory):
 
 
 def test_rows(refined):
-    """Most refined actions have the value that the refusal named, and the logged actions lack."""
     rows, logs = refined
     assert len(logs) > 10 and len(rows) > 0.9 * 2 * len(logs) and set(rows["reward"]) == {0.0}
     obeyed = []
@@ -167,15 +165,3 @@ class TestToolCalls:
         refined = refine_logs(agent, logs_dataset([{"messages": [USER, make_call("{}")], "reward": 0.0}]))
         for dataset in (refined, sft_dataset(refined), preference_dataset(refined)):
             assert len(dataset) == 0 and dataset.column_names
-
-    def test_trainers_of_trl_read_objects(self, tmp_path):
-        arguments = {"team": "legal", "date": "2024-01-01"}
-        rows = [{"messages": [{"role": "user", "content": "baku 2"}, make_call("{}")], "reward": 0.0}]
-        tokenizer = AutoTokenizer.from_pretrained(TINY_MODEL)
-        agent = make_agent(tokenizer, [CRITIQUE, call_message([("route", arguments)])])
-        sft = sft_dataset(refine_logs(agent, logs_dataset(rows)))
-        config = SFTConfig(str(tmp_path / "sft"), use_cpu=True, bf16=False, report_to="none", max_steps=1)
-        trainer = SFTTrainer(TINY_MODEL, config, train_dataset=sft)
-        text = tokenizer.decode(trainer.train_dataset[0]["input_ids"])
-        assert f'"arguments": {json.dumps(arguments)}' in text
-        assert trainer.train().training_loss > 0

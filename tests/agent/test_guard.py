@@ -3,7 +3,6 @@
 import json
 import random
 import shutil
-from itertools import combinations
 
 import pytest
 from helpers.testing_utils import DESK
@@ -36,13 +35,6 @@ class TestCalibration:
         assert passed.count("pass") / len(passed) == pytest.approx(0.1, abs=0.02)
         assert 0.1 < measured["abstained"] < 0.5
 
-    def test_abstention_helps(self):
-        guard = Guard.calibrated(*draw(4000, 0))
-        scores, failures = draw(4000, 1)
-        abstains = outcomes(decide(guard, scores), failures)
-        always = outcomes(decide(Guard(guard.block_below, guard.block_below), scores), failures)
-        assert abstains["recall_of_decided"] > always["recall"] + 0.05
-
     def test_no_abstention_where_scores_are_apart(self):
         guard = Guard.calibrated([-2.0, -1.5, 3.0, 4.0], [True, True, False, False])
         assert guard.block_below == guard.pass_above == 0.75
@@ -59,12 +51,6 @@ class TestCalibration:
         judged = [(i, Judgement("", score > 0, score), failed) for i, (score, failed) in enumerate(drawn)]
         guard, measured, number = calibrate_by_half(judged, max_false_blocks=0.0)
         assert guard.num_actions + number == 400 and measured["false_blocks"] > 0
-
-    def test_each_half_has_as_many_failures(self):
-        for lost in combinations(range(6), 2):
-            judged = [(i, Judgement("", i not in lost, -1.0 if i in lost else 1.0), i in lost) for i in range(6)]
-            guard, measured, number = calibrate_by_half(judged)
-            assert guard.num_actions == number == 3 and (measured["recall"], measured["false_blocks"]) == (1.0, 0.0)
 
     @pytest.mark.parametrize("failures", [[], [True, True], [False]])
     def test_outcomes_of_one_kind(self, failures):
@@ -143,17 +129,6 @@ class TestCommand:
         guard = Guard.from_pretrained(str(files / "model"))
         assert guard.num_actions > 0 and guard.block_below <= guard.pass_above
         assert f"blocks below {guard.block_below:.3f}" in printed and "false_blocks_of_decided" in printed
-
-    @pytest.mark.parametrize(
-        "words, message",
-        [
-            (["--max_false_blocks", "1"], "--max_false_blocks must be a share"),
-            (["--max_false_passes", "-0.1"], "--max_false_passes must be a share"),
-        ],
-    )
-    def test_wrong_arguments(self, files, capsys, words, message):
-        assert main(["calibrate", str(files / "model"), str(files / "logs.jsonl"), *words]) == 2
-        assert message in capsys.readouterr().err
 
     def test_a_model_of_the_hub_has_no_folder(self, files, capsys):
         assert main(["calibrate", "org/model", str(files / "logs.jsonl")]) == 2

@@ -6,7 +6,7 @@ import time
 from functools import partial
 
 import pytest
-from helpers.testing_utils import make_roles, make_trained, play
+from helpers.testing_utils import make_roles, play
 
 from benchmarks.chat_server import ChatServer
 from trl_nlac import JudgeReward
@@ -131,18 +131,6 @@ def test_what_cannot_be_judged_fails_alone():
 
 
 @pytest.mark.parametrize(
-    "odd",
-    [b"<html>busy</html>", b'{"choices": [', b"[]", b'{"choices": []}', b'{"error": {"message": "busy"}}', b"\xff"],
-)
-def test_an_odd_answer_fails_alone(odd):
-    server = ChatServer(lambda messages: odd if "assistant: odd" in messages[-1]["content"] else "Score: 3")
-    with server.running() as url:
-        judge = JudgeReward(url, "Short answers.", "teacher", max_retries=1)
-        score, failure = finish(judge([STATE, STATE], [said("abc"), said("odd")]))
-    assert score == 0.3 and "the last of 2 answers is odd: " in str(failure) and len(server.requests) == 3
-
-
-@pytest.mark.parametrize(
     "usage, tokens", [({}, 0), (None, 0), ({"prompt_tokens": None}, 0), ({"prompt_tokens": 7}, 7)]
 )
 def test_a_server_need_not_count_tokens(usage, tokens):
@@ -164,16 +152,6 @@ def test_what_is_no_conversation_is_a_failure():
     judge = JudgeReward("http://127.0.0.1:9/v1", "Be kind.", "judge")
     (failure,) = finish(judge([STATE], [[{"role": "tool", "content": "of nothing"}]]))
     assert isinstance(failure, EnvironmentFailure) and "the result of a tool that nothing called" in str(failure)
-
-
-def test_training(tmp_path):
-    with ChatServer(Judge()).running() as url:
-        judge = JudgeReward(url, "Short answers.", "teacher", max_retries=0, cache=tmp_path / "cache.jsonl")
-        trainer = make_trained(tmp_path / "run", {"logging_steps": 1}, reward_funcs=judge)
-    logs = [log for log in trainer.state.log_history if "loss" in log]
-    assert all(log["judge/judged"] + log["judge/failed"] > 0 for log in logs)
-    assert len((tmp_path / "cache.jsonl").read_text().splitlines()) == judge.counts["judged"]
-    assert json.loads((tmp_path / "cache.jsonl").read_text().splitlines()[0])["score"] <= 1
 
 
 @pytest.mark.parametrize(

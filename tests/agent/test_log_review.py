@@ -14,8 +14,6 @@ from trl_nlac.options.role_options import RoleOptions
 
 
 class NumberCritic(ScriptedGenerator):
-    """Gives the action "go 3" a verdict score of 3 - 5."""
-
     def score(self, prompts, completions):
         decode = self.chat.tokenizer.decode
         numbers = [int(re.findall(r"go (\d)<\|end\|><\|user\|> Critique", decode(prompt))[-1]) for prompt in prompts]

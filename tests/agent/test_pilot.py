@@ -103,13 +103,6 @@ class TestVerdicts:
         assert pilot.verdict == "do not enable" and "it harms: success changes by -0." in pilot.reason
         assert pilot.gained == 0 < pilot.lost
 
-    @pytest.mark.parametrize("options", [{}, {"refine": 1}], ids=str)
-    def test_a_critic_without_effect(self, tmp_path, options):
-        """The sides are the same episodes, which no intervention changed."""
-        pilot = play(tmp_path, PRAISES, **options)
-        assert pilot.verdict == "do not enable" and "no gain is seen: success changes by +0.00 (-0." in pilot.reason
-        assert (pilot.gained, pilot.lost) == (0, 0) and pilot.plain.successes == pilot.guarded.successes > 0
-
     def test_a_critic_that_objects_to_everything(self, tmp_path):
         """After three refusals the next action is taken: another, as good by chance."""
         pilot = play(tmp_path, OBJECTS)
@@ -141,6 +134,8 @@ class TestFailures:
             assert (pilot.plain.failed, pilot.guarded.failed) in ((4, 0), (0, 4)) and pilot.num_tasks == 12
             assert pilot.gained == 0 < pilot.lost <= 4 and "4 episodes failed" in pilot.reason
         assert (clean.gained, clean.lost, clean.plain.failed) == (0, 0, 0) and "failed" not in clean.reason
+        assert clean.verdict == "do not enable" and "no gain is seen: success changes by +0.00 (-0." in clean.reason
+        assert clean.plain.successes == clean.guarded.successes > 0
 
     def test_those_that_fail_on_both_sides_change_nothing(self, tmp_path):
         class Fails:
@@ -160,19 +155,14 @@ class TestFailures:
 
 
 class TestIntervals:
-    @pytest.mark.parametrize("share", [0.02, 0.1, 0.3])
-    def test_what_has_no_effect_is_seldom_enabled(self, share):
-        """By chance alone, in at most 2.5 % of the pilots, whatever the share of tasks that end otherwise."""
-        counts = np.random.default_rng(0).multinomial(50, [share / 2, share / 2, 1 - share], size=4000)
-        enabled = [paired_interval(gained, lost, 50)[0] > 0 for gained, lost, _ in counts.tolist()]
-        assert np.mean(enabled) < 0.03
-
-    @pytest.mark.parametrize("difference, changed", [(0.0, 0.1), (0.2, 0.3), (-0.1, 0.4)])
+    @pytest.mark.parametrize("difference, changed", [(0.0, 0.02), (0.0, 0.1), (0.0, 0.3), (0.2, 0.3), (-0.1, 0.4)])
     def test_it_covers_the_truth(self, difference, changed):
+        """What has no effect is enabled by chance in at most 2.5 %, whatever the share of tasks that end otherwise."""
         shares = [(changed + difference) / 2, (changed - difference) / 2, 1 - changed]
         counts = np.random.default_rng(0).multinomial(60, shares, size=4000)
         intervals = [paired_interval(gained, lost, 60) for gained, lost, _ in counts.tolist()]
         assert np.mean([low <= difference <= high for low, high in intervals]) > 0.94
+        assert np.mean([low > difference for low, _ in intervals]) < 0.03
 
     def test_how_many_more_are_needed(self):
         pilot = make_pilot(gained=4, lost=1)
@@ -193,19 +183,20 @@ class TestFiles:
         assert rows["--refuse"]["verdict"] == "do not enable" and "it harms" in rows["--refuse"]["reason"]
         assert rows["--refuse"]["environment"] == "world"
 
-    @pytest.mark.parametrize("text", ["", "[]", "[" * 10_000, '{"--refine 1": {"verdict": "enable"}}', '{"a": 1}'])
-    def test_what_has_no_pilots(self, tmp_path, text):
-        (tmp_path / PILOT_FILE).write_text(text)
-        with pytest.raises(ValueError, match="has no results of pilots .* Remove it, and play them again"):
-            read_pilots(str(tmp_path))
-
-    @pytest.mark.parametrize("change", [{"num_tasks": 0}, {"gained": 60}, {"lost": -1}, {"plain": 3}, {"seed": "x"}])
-    def test_values_that_no_pilot_has(self, tmp_path, change):
+    @pytest.mark.parametrize(
+        "written",
+        [
+            *("", "[]", "[" * 10_000, '{"--refine 1": {"verdict": "enable"}}', '{"a": 1}'),
+            *({"num_tasks": 0}, {"gained": 60}, {"lost": -1}, {"plain": 3}, {"seed": "x"}),
+        ],
+    )
+    def test_what_has_no_pilots(self, tmp_path, written):
         make_pilot(9, 0).save_pretrained(tmp_path)
-        rows = json.loads((tmp_path / PILOT_FILE).read_text())
-        rows["--refine 1"] |= change
-        (tmp_path / PILOT_FILE).write_text(json.dumps(rows))
-        with pytest.raises(ValueError, match="has no results of pilots"):
+        if isinstance(written, dict):
+            rows = json.loads((tmp_path / PILOT_FILE).read_text())
+            written = json.dumps({"--refine 1": rows["--refine 1"] | written})
+        (tmp_path / PILOT_FILE).write_text(written)
+        with pytest.raises(ValueError, match="has no results of pilots .* Remove it, and play them again"):
             read_pilots(str(tmp_path))
 
     def test_a_verdict_is_that_of_the_counts(self, tmp_path):
@@ -263,8 +254,6 @@ class TestServing:
     def test_of_other_weights(self, folder, serve):
         make_pilot(9, 0, weights="0" * 64).save_pretrained(folder)
         assert "--refine 1: the pilot in nlac_pilot.json was played with other weights" in serve("--refine", "1")
-        (folder / PILOT_FILE).write_text("[]")
-        assert "has no results of pilots" in serve("--refine", "1")
 
 
 class TestCommand:
@@ -295,17 +284,16 @@ class TestCommand:
             (["--pilot", "0"], "--pilot must be at least 1, got 0."),
             ([], "name logged conversations to calibrate by, or --pilot"),
             (["--pilot", "2", "--refine", "-1"], "--refine must be at least 0, got -1."),
+            (["logs.jsonl", "--environment_factory", "x:Y"], "--environment_factory is for a pilot: add --pilot"),
+            (["logs.jsonl", "--max_false_blocks", "1"], "--max_false_blocks must be a share"),
+            (["logs.jsonl", "--max_false_passes", "-0.1"], "--max_false_passes must be a share"),
         ],
     )
     def test_wrong_arguments(self, words, given, message, capsys):
-        assert main([*words, *given]) == 2
+        assert main([*(words[:2] if "logs.jsonl" in given else words), *given]) == 2
         assert message in capsys.readouterr().err
 
     def test_a_broken_file_is_found_before_playing(self, words, capsys, tmp_path):
         (tmp_path / "model" / PILOT_FILE).write_text("{")
         assert main([*words, "--pilot", "6"]) == 2
         assert "has no results of pilots" in capsys.readouterr().err
-
-    def test_an_option_of_a_pilot_without_one(self, words, capsys):
-        assert main([*words[:2], "logs.jsonl", *words[2:]]) == 2
-        assert "--environment_factory is for a pilot: add --pilot" in capsys.readouterr().err

@@ -3,8 +3,6 @@
 """An agent with real vLLM, in its process and on a server: `make test-vllm`."""
 
 import json
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -13,7 +11,7 @@ from helpers.vllm_utils import MAX_MODEL_LENGTH, Server, free_port, run
 from peft import LoraConfig
 
 from trl_nlac import NLACAgent
-from trl_nlac.environments.embedded import TINY_MODEL, make_tasks
+from trl_nlac.environments.embedded import TINY_MODEL
 
 
 pytestmark = pytest.mark.vllm
@@ -64,7 +62,6 @@ def compare(actions: list[str], judgements: list, model: str) -> None:
 
 @pytest.fixture(scope="module")
 def adapter(tmp_path_factory):
-    """Train an adapter whose answers differ from those of its base model."""
     path = tmp_path_factory.mktemp("adapter")
     config = LoraConfig(r=4, lora_alpha=64, target_modules="all-linear")
     options = {"max_steps": 3, "learning_rate": 1e-2}
@@ -108,18 +105,3 @@ def test_server(server):
         torch.manual_seed(0)
         said.append([turn.action for turn in warm.act_all(STATES * 2)])
     assert said[0] == said[1] and said[0][:4] != said[0][4:]  # by seeds
-
-
-def test_command_line(server, tmp_path):
-    command = [sys.executable, "-m", "trl_nlac", "evaluate", TINY_MODEL, "--backend", f"{server.url}/v1"]
-    command += ["--environment_factory", "trl_nlac.environments.embedded:demo_environment"]
-    command += ["--option", "action_format=text", "max_turns=2", "--json", str(tmp_path / "metrics.json")]
-    rows = tmp_path / "rows.jsonl"
-    rows.write_text(
-        "".join(json.dumps({"request": request}) + "\n" for request in make_tasks("service_desk", 0)[0].requests)
-    )
-    command += ["--num_episodes", "2", "--refine", "1", "--dataset_name", str(rows)]
-    finished = subprocess.run(command, capture_output=True, text=True, timeout=300)
-    assert finished.returncode == 0, finished.stderr[-3000:]
-    metrics = json.loads((tmp_path / "metrics.json").read_text())
-    assert 1 <= metrics["episode/length"] <= 2 and 0 <= metrics["episode/success_rate"] <= 1, metrics

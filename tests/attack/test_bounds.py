@@ -58,8 +58,6 @@ class RoleGenerator(ScriptedGenerator):
 
 
 class Tools:
-    """A TRL environment, one of whose texts is huge."""
-
     huge = ""
 
     def reset(self, number):
@@ -78,8 +76,6 @@ class Tools:
 
 
 class Texts:
-    """An environment with `step`, one of whose texts is huge."""
-
     huge = ""
 
     def reset(self, number):
@@ -155,8 +151,6 @@ def test_every_prompt_of_every_role_is_bounded(chat, environment, door):
 
 
 class CountingEncoder(ChatEncoder):
-    """Counts the characters that it encodes."""
-
     num_characters = 0
 
     def _encode(self, content, space=""):

@@ -15,7 +15,6 @@ import pytest
 from helpers.testing_utils import make_trained, make_trainer
 
 from trl_nlac import NLACAgent
-from trl_nlac.cli.errors import CommandError, one_line_errors_of_files
 from trl_nlac.cli.main import main
 from trl_nlac.cli.options import load_object
 from trl_nlac.environments.embedded import TINY_MODEL
@@ -174,67 +173,6 @@ def test_weights_in_pickles_do_not_run(downloaded, marker, capsys):
     assert not marker.exists()
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        *("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"),
-        *("nlac_roles.json", "nlac_prompts.json", "model.safetensors"),
-    ],
-)
-@pytest.mark.parametrize(
-    "content",
-    [b"[1]", b"{", b"\xff\xfe", b"[" * 10**5, b"{{ [].append.__globals__ }}", b"\x1b[2J"],
-    ids=["list", "half", "no text", "deep", "template", "controls"],
-)
-def test_damaged_files_of_a_model_give_one_line(downloaded, marker, capsys, name, content):
-    (downloaded / name).write_bytes(content)
-    with pytest.raises(CommandError) as error, one_line_errors_of_files("downloaded"):
-        NLACAgent.from_pretrained("downloaded", device="cpu")
-        raise CommandError("read in spite of it")
-    assert str(error.value) and "\n" not in str(error.value) and not marker.exists()
-
-
-SMALL = ["--use_cpu", "--bf16", "False", "--max_completion_length", "8"]
-COMMANDS_THAT_LOAD = {
-    "play": [],
-    "evaluate": [],
-    "calibrate": ["logs.jsonl"],
-    "serve": ["--port", "0"],
-    "buffer": ["import", "logs.jsonl", "--check", "--model", "downloaded"],
-    "plan": ["--gpus", "1x80GB", "--model_name_or_path", "downloaded"],
-    "train": ["--output_dir", "run", "--model_name_or_path", "downloaded", "--dataset_name", "tasks.jsonl", *SMALL],
-}
-
-
-DAMAGES = [("config.json", b"[1]"), ("config.json", b"[" * 10**5), ("tokenizer.json", b"[1]")]
-NOT_READ = [("buffer", "config.json"), ("plan", "tokenizer.json")]
-
-
-@pytest.mark.parametrize(
-    ("command", "name", "content"),
-    [
-        pytest.param(command, name, content, id=f"{command}-{name}-{len(content)}")
-        for command in COMMANDS_THAT_LOAD
-        for name, content in DAMAGES
-        if (command, name) not in NOT_READ
-    ],
-)
-def test_damaged_files_of_a_model_give_one_line_in_every_command(downloaded, capsys, command, name, content):
-    (downloaded / name).write_bytes(content)
-    row = {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}], "reward": 1.0}
-    Path("logs.jsonl").write_text(json.dumps(row))
-    Path("tasks.jsonl").write_text('{"start": "hall"}')
-    words = COMMANDS_THAT_LOAD[command]
-    if command not in ("buffer", "plan", "train"):
-        words = ["downloaded", *words]
-    if command in ("play", "evaluate", "train"):
-        words = [*words, "--environment_factory", "trl_nlac.environments.embedded:demo_environment"]
-        words += ["--environment_kwargs", '{"world": "rooms", "seed": 0}']
-    assert main([command, *words]) == 2
-    (error,) = capsys.readouterr().err.splitlines()
-    assert "downloaded" in error
-
-
 def test_datasets_with_code(downloaded, marker, capsys):
     tasks = downloaded / "tasks"
     tasks.mkdir()
@@ -262,13 +200,6 @@ def test_a_module_that_is_installed_opens_no_folder(downloaded, monkeypatch):
     monkeypatch.setattr(sys, "path", [place for place in sys.path if place not in ("", ".", str(downloaded))])
     load_object("trl_nlac.environments.embedded:demo_environment")
     assert not {"", ".", str(downloaded)} & set(sys.path)
-
-
-@pytest.mark.parametrize("key", ["trust_remote_code", "torch_compile", "hub_token", "output_dir", "custom_generate"])
-def test_options_of_the_roles_are_all_that_their_file_sets(downloaded, key):
-    (downloaded / "nlac_roles.json").write_text(json.dumps({"temperature": 0.5, key: "genv.py"}))
-    with pytest.raises(ValueError, match=f"`{key}` of .*nlac_roles.json is not an option of the roles"):
-        NLACAgent.from_pretrained(str(downloaded))
 
 
 def test_how_a_model_generates_is_no_code(downloaded, marker):

@@ -69,6 +69,7 @@ def words_of(command: str, folder: Path, port: int) -> list[str]:
         "pilot": [str(folder), "--pilot", "1", *factory, "--refine", "1"],
         "report": [str(folder)],
         "buffer": ["stats", str(folder)],
+        "import": ["import", logs, "--check", "--model", str(folder)],
         "plan": ["--model_name_or_path", str(folder), "--gpus", "1x80GB"],
     }[command]
 
@@ -84,7 +85,10 @@ def change_value(path: Path, rng: random.Random) -> None:
     path.write_text(json.dumps(whole))
 
 
-COMMANDS = ("evaluate", "play", "serve", "calibrate", "pilot", "report", "buffer", "plan", *TRAINED)
+# Files that every command names in its last line, but for those that it does not read.
+NAMED = [("config.json", b"[1]"), ("config.json", b"[" * 10**5), ("tokenizer.json", b"[1]")]
+UNREAD = [("plan", "tokenizer.json"), ("import", "config.json")]
+COMMANDS = ("evaluate", "play", "serve", "calibrate", "pilot", "report", "buffer", "import", "plan", *TRAINED)
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -96,18 +100,20 @@ def test_a_foreign_folder(tmp_path, capsys, command):
     names = sorted(path.name for path in Path(TINY_MODEL).iterdir())
     folder = tmp_path / "folder"
     with socket.create_server(("127.0.0.1", 0)) as busy:
-        for i in range(4 if command in TRAINED else 8):
+        for i in range(-len(NAMED), 4 if command in TRAINED else 8):
             shutil.rmtree(folder, ignore_errors=True)
             shutil.copytree(TINY_MODEL, folder)
-            name = rng.choice([*names, *OWN, *OF_RUNS])
-            if i % 2 and (folder / name).suffix == ".json" and (folder / name).exists():
+            name = NAMED[i][0] if i < 0 else rng.choice([*names, *OWN, *OF_RUNS])
+            if i > 0 and i % 2 and (folder / name).suffix == ".json" and (folder / name).exists():
                 change_value(folder / name, rng)
             else:
-                (folder / name).write_bytes(rng.choice(FILES))
-            name_of = "calibrate" if command == "pilot" else command
+                (folder / name).write_bytes(NAMED[i][1] if i < 0 else rng.choice(FILES))
+            name_of = {"pilot": "calibrate", "import": "buffer"}.get(command, command)
             status = main([name_of, *words_of(command, folder, busy.getsockname()[1])])
             errors = capsys.readouterr().err
             assert status in (0, 2) and "Traceback" not in errors and len(errors) < 5000, (name, errors[-2000:])
+            if i < 0 and (command, name) not in UNREAD and command not in ("report", "buffer"):
+                assert status == 2 and str(folder) in errors.splitlines()[-1], (name, errors)
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,6 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from pathlib import Path
 from threading import Thread
 
 import pytest
@@ -38,36 +37,6 @@ while time.monotonic() < end:
 print(len(held))
 """
 # A training run with an agent, whose limit of files is low, and which says how many requests were made.
-TRAINING = """
-import resource, sys
-resource.setrlimit(resource.RLIMIT_NOFILE, (256, 256))
-from helpers.testing_utils import DESK, make_trainer
-from openai import OpenAI
-from trl_nlac.environments import AgentEnvironment
-from trl_nlac.environments.embedded import make_environment
-from trl_nlac.gateway.server import the_server
-
-def agent(task, base_url, api_key):
-    desk = make_environment(DESK)
-    messages = [{"role": "user", "content": desk.reset(**task)}]
-    with OpenAI(base_url=base_url, api_key=api_key, max_retries=2) as client:
-        while True:
-            message = client.chat.completions.create(model="policy", messages=messages).choices[0].message
-            result = desk.step(message.content)
-            if result.terminated:
-                return result.reward
-            messages += [message, {"role": "user", "content": result.observation}]
-
-trainer = make_trainer(
-    sys.argv[1],
-    {"max_steps": 4, "max_turns": 3, "save_strategy": "steps", "save_steps": 2, "logging_steps": 1},
-    environment_factory=AgentEnvironment(agent),
-)
-print("port", the_server().base_url.split(":")[2].split("/")[0], flush=True)
-sys.stdin.readline()
-trainer.train()
-print("failures", [log["environment/failure_rate"] for log in trainer.state.log_history if "loss" in log])
-"""
 
 
 class Echo:
@@ -143,24 +112,6 @@ def test_connections_without_a_key_leave_files_to_the_process(monkeypatch):
         assert most <= 32 and len(seconds) > 5 and max(seconds) < 9.0
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, files)
-
-
-def test_training_goes_on_while_others_hold_connections(tmp_path):
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[1]), *sys.path])}
-    command = [sys.executable, "-c", TRAINING, str(tmp_path)]
-    pipe = subprocess.PIPE
-    run = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True, env=environment)
-    line = next(line for line in run.stdout if line.startswith("port "))
-    attacker = attack(int(line.split()[1]), 300.0)
-    try:
-        time.sleep(1.0)
-        output, errors = run.communicate("go\n", timeout=300)
-    finally:
-        attacker.kill()
-        run.kill()
-    assert run.returncode == 0, errors[-2000:]
-    assert "failures [0.0, 0.0, 0.0, 0.0]" in output
-    assert (tmp_path / "checkpoint-4").is_dir() and "Too many open files" not in errors
 
 
 @pytest.mark.parametrize(

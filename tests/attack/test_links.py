@@ -213,17 +213,6 @@ def test_paths_that_a_user_names(tmp_path):
         assert os.path.samestat(before, os.lstat(device))
 
 
-def test_a_report_does_not_become_a_file_of_the_user(tmp_path):
-    run, mine = tmp_path / "run", tmp_path / "authorized_keys"
-    write_run(run)
-    mine.write_text(MINE)
-    for name in ("report.html", ".report.html.new"):
-        (run / name).symlink_to(mine)
-    (run / "_settings.json").write_text('{"model": "m", "chosen": {"seed": "\\nssh-ed25519 AAAA\\n"}, "others": {}}')
-    assert main(["report", str(run)]) == 0
-    assert mine.read_text() == MINE and not (run / "report.html").is_symlink()
-
-
 def test_improve_refuses_a_folder_with_links(tmp_path, capsys, monkeypatch):
     outside = make_outside(tmp_path)
     (tmp_path / "logs.jsonl").write_text("{}\n")

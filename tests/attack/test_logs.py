@@ -7,7 +7,7 @@ import random
 import time
 
 import pytest
-from helpers.log_samples import ANSWER, ASKED, SAID, TEXT, chat_span, otlp, request, run, score, simulation
+from helpers.log_samples import ANSWER, ASKED, SAID, TEXT, chat_span, otlp, score
 
 from trl_nlac.gateway import parsed_json
 from trl_nlac.gateway.parsed_json import MAX_DEPTH, is_deep, parse_json
@@ -57,18 +57,6 @@ def test_linear_time(text):
     assert seconds(40_000) < 20 * seconds(4_000) + 0.5
 
 
-def test_many_lines():
-    """A second for each hundred thousand, and for a list of them that was cut, too; a million is the same."""
-    number = 10**5
-    row = json.dumps({"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]})
-    start = time.process_time()
-    found, _ = values(f"{row}\n" * number)
-    assert len(found) == number and time.process_time() - start < 5
-    start = time.process_time()
-    found, counted = values("[\n" + f"{row},\n" * number)
-    assert len(found) == number and not counted.unreadable and time.process_time() - start < 8
-
-
 @pytest.mark.parametrize("indent", [None, 1])
 @pytest.mark.parametrize("begins", ["[", "[\n"])
 def test_a_row_is_counted_once(tmp_path, indent, begins):
@@ -87,65 +75,11 @@ def test_a_row_is_counted_once(tmp_path, indent, begins):
     assert len(found.rows) == 10 and found.unreadable == {"it is not JSON": 1}
 
 
-def nested(levels: int, kind=list):
+def nested(levels: int) -> list | str:
     value = "x"
     for _ in range(levels):
-        value = [value] if kind is list else {"x": value}
+        value = [value]
     return value
-
-
-def nested_value(levels: int) -> dict:
-    value = {"stringValue": "x"}
-    for _ in range(levels):
-        value = {"arrayValue": {"values": [value]}}
-    return value
-
-
-def deep_rows(levels: int) -> dict[str, tuple]:
-    """Values of each format with a place that is nested deeply, and such values that are not, which are read."""
-    span = chat_span("t1", 1, [*TEXT], [ANSWER], [score(1.0)])
-    other = json.loads(json.dumps(span).replace('"t1"', '"t2"'))
-    deep = json.loads(json.dumps(span).replace('"t1"', '"t3"'))
-    deep["attributes"] = [*deep["attributes"], {"key": "deep", "value": nested_value(levels)}]
-    session = {"metadata": {"session_id": "s"}}
-    return {
-        "conversations": (ROW, {**ROW, "task": nested(levels, dict)}, {**ROW, "task": {"a": 2}}),
-        "content": (ROW, {**ROW, "messages": [{"role": "user", "content": nested(levels)}, SAID]}, ROW),
-        "requests": (
-            request([*ASKED], SAID, reward=1, **session),
-            request([{"role": "user", "content": nested(levels)}], SAID, reward=1),
-            request([*ASKED], SAID, reward=0),
-        ),
-        "request in text": (
-            request([*ASKED], SAID, reward=1, **session),
-            {
-                "request": '{"messages": ' + "[" * levels + "]" * levels + "}",
-                "response": {"choices": [{"message": SAID}]},
-            },
-            request([*ASKED], SAID, reward=0),
-        ),
-        "tau": (run(0, 1.0), {**run(1, 1.0), "info": nested(levels)}, run(2, 0.0)),
-        "tau2": ({"simulations": [simulation(1.0), {**simulation(1.0), "x": nested(levels)}, simulation(0.0)]},),
-        "spans": (otlp(span, deep, other),),
-    }
-
-
-@pytest.mark.parametrize("levels", [MAX_DEPTH - 20, MAX_DEPTH + 50, 300])
-@pytest.mark.parametrize("kind", deep_rows(1))
-@pytest.mark.parametrize("is_list", [False, True])
-def test_levels_lose_one_row(tmp_path, kind, levels, is_list):
-    """Python 3.13 reads more levels than its code can follow, earlier ones refuse to."""
-    rows = deep_rows(levels)[kind]
-    found = read(tmp_path, json.dumps(rows) if is_list else "\n".join(map(json.dumps, rows)))
-    assert len(found.rows) >= 2, found.unreadable
-    if levels > MAX_DEPTH:
-        assert len(found.rows) == 2 and found.unreadable.total() == 1
-
-
-def test_levels_that_the_parser_refuses(tmp_path):
-    deep = json.dumps(ROW)[:-1] + ', "task": ' + "[" * 100_000 + "]" * 100_000 + "}"
-    found = read(tmp_path, "\n".join([json.dumps(ROW), deep, json.dumps(ROW)]))
-    assert len(found.rows) == 2 and found.unreadable.total() == 1
 
 
 def test_one_limit_of_levels(monkeypatch):

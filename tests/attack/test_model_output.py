@@ -13,18 +13,13 @@ from helpers.testing_utils import ScriptedGenerator, make_roles_of, make_tokeniz
 from transformers import AutoModelForCausalLM, Qwen3Config
 
 from trl_nlac import NLACPrompts
-from trl_nlac.agent.better_actions import refinement_rounds
 from trl_nlac.chat.call_reader import read_calls
 from trl_nlac.chat.encoder import ChatEncoder
-from trl_nlac.chat.tool_calls import MAX_NESTING, format_tool_call
+from trl_nlac.chat.tool_calls import MAX_NESTING
 from trl_nlac.environments import StepResult
 from trl_nlac.episodes.conversations import conversation
 from trl_nlac.episodes.rewards import EpisodeRewards
 from trl_nlac.generation.generator import Completion
-from trl_nlac.method.backup import bellman_targets
-from trl_nlac.method.critic import critiques, judge_critiques
-from trl_nlac.method.refinement import Attempt, refine_attempts, sample_attempts
-from trl_nlac.types import Prompt
 
 
 TEMPLATES = ("qwen3", "qwen2_5", "llama3_1", "gptoss", "glm4moe", "nemotron_3_nano", "deepseekv3", "gemma4", "phi3")
@@ -98,8 +93,6 @@ class Writer:
 
 
 class Tools:
-    """A TRL environment."""
-
     def reset(self, number):
         return "Begin."
 
@@ -194,30 +187,6 @@ class WildGenerator(ScriptedGenerator):
         return super()._completion(answer, begun)
 
 
-@pytest.mark.parametrize("options", [{}, {"num_futures": 2}, {"single_step": True, "max_turns": 1}])
-@pytest.mark.parametrize("template", ["qwen3", "gptoss", "nemotron_3_nano"])
-def test_answers_in_every_role(template, options):
-    chat = chat_of(template)
-    options = {"action_format": "tool_call", "max_turns": 2, "max_prompt_length": 4096, **options}
-    options["role_sampling"] = {"critic": {"temperature": 1.0}}  # equal questions have answers of their own
-    roles = make_roles_of(chat, [], NLACPrompts(), **options)
-    sound = "Future: It ends.\nOptimality: No. Look again.\nCorrectness: No. Look again."
-    roles.generator = WildGenerator(chat, template, sound)
-    episodes = play([{"number": i} for i in range(20)], Tools, roles)
-    assert [episode.failure for episode in episodes] == [None] * 20
-    transitions = [transition for episode in episodes for transition in episode.transitions]
-    for bootstrap in ("implicit", "explicit", "monte_carlo"):
-        targets = bellman_targets(roles, transitions, bootstrap)
-    attempts = sample_attempts(roles, transitions)
-    stored = [Attempt.of_transition(roles, *pair) for pair in zip(transitions, targets, strict=True)]
-    refine_attempts(roles, [*attempts, *stored])
-    refinement_rounds(roles, {i: a for i, a in enumerate(attempts) if a is not None}, num_rounds=2)
-    judged = judge_critiques(roles, critiques(roles, [transition.state_action for transition in transitions]))
-    assert any(judged) and not all(judged)
-    rates = roles.take_metrics()
-    assert all(0 < rates[f"{role}/format_rate"] < 1 for role in ("policy", "backup", "critic"))
-
-
 def test_a_run_of_wild_answers(tmp_path):
     tokenizer = make_tokenizer("qwen3")
     shape = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 1}
@@ -267,23 +236,6 @@ def test_nesting_of_calls_is_limited():
     for depth, is_read in ((MAX_NESTING - 4, True), (MAX_NESTING + 1, False), (400, False), (10**5, False)):
         text = f'{{"name": "look", "arguments": {{"x": {"[" * depth}1{"]" * depth}}}}}'
         assert bool(read_calls(text, [TOOL])) == is_read
-
-
-@pytest.mark.parametrize("template", [name for name in TEMPLATES if "tool_call" in formats_of(name)])
-class TestAnswers:
-    def read(self, template, token_ids, tools=(TOOL,)):
-        roles = make_roles_of(chat_of(template), [token_ids], NLACPrompts(), action_format="tool_call")
-        prompt = Prompt.of(chat_of(template).start([{"role": "user", "content": "begin"}], list(tools)), tools)
-        return roles.actions.read(prompt, token_ids)
-
-    def test_nothing(self, template):
-        assert self.read(template, []) == ("", None)
-
-    def test_several_calls_in_words_where_there_are_no_tools(self, template):
-        call = format_tool_call("look", {"x": "a"})
-        token_ids = chat_of(template).completion(f"[{call}, {call}]")
-        _, action = self.read(template, token_ids, tools=())
-        assert (action is not None) == chat_of(template).template.takes_several_calls()
 
 
 @pytest.mark.parametrize(

@@ -10,13 +10,12 @@ import numpy as np
 import pytest
 import torch
 from datasets import Dataset
-from helpers.testing_utils import TASKS, make_config, make_episode, make_trained, make_trainer
+from helpers.testing_utils import make_config, make_episode, make_trainer
 from transformers import TrainerCallback
 
 from benchmarks import fuzz
 from trl_nlac import NLACConfig, PrioritizedReplay
 from trl_nlac.environments import StepResult
-from trl_nlac.options.role_options import RoleOptions
 
 
 @pytest.fixture(autouse=True)
@@ -79,16 +78,6 @@ class TestNumbers:
         value = vars(make_config(tmp_path, **{name: given}))[name]
         assert value == expected and type(value) is type(expected)
         assert repr(value) == repr(expected)  # within dicts and lists, too
-
-    def test_a_run_with_odd_ones_trains_evaluates_and_saves(self, tmp_path):
-        config = {
-            **{name: NUMBERS[name][0] for name in ("temperature", "repetition_penalty", "success_threshold")},
-            **{"role_sampling": NUMBERS["role_sampling"][0], "max_turns": np.int64(2), "seed": np.int64(3)},
-            **{"max_steps": 1, "save_strategy": "steps", "save_steps": 1, "replay_buffer_size": 10**9},
-        }
-        trainer = make_trained(tmp_path, config, eval_dataset=TASKS.select([0]))
-        trainer.evaluate()
-        assert RoleOptions.from_pretrained(str(tmp_path / "checkpoint-1")).success_threshold == 0.5
 
     def test_options_that_change_later_are_checked_by_the_trainer(self, tmp_path):
         config = make_config(tmp_path)
@@ -163,16 +152,3 @@ class TestTasks:
         assert trainer.evaluate()["eval_episode/return"] == 1
         with pytest.raises(ValueError, match="`train_dataset` has the column `when` of type timestamp"):
             make_trainer(tmp_path, environment_factory=Wins, train_dataset=dates)
-
-    def test_what_functions_log_is_written_down_whatever_it_is(self, tmp_path):
-        def judge(completions, log_extra, log_metric, **kwargs):
-            number = len(completions)
-            log_extra("step", [fuzz.Unprintable()] * number)
-            log_extra(5, [10**30] * number)
-            log_metric("score", torch.tensor(2.0))
-            return np.full(number, 0.5)
-
-        config = {"log_completions": True, "num_completions_to_print": 0, "logging_steps": 1, "max_steps": 1}
-        trainer = make_trained(tmp_path, config, reward_funcs=judge)
-        assert trainer.state.log_history[0]["score"] == 2 and not trainer.player.failures.rate
-        assert list(tmp_path.glob("completions/*.parquet"))

@@ -2,17 +2,13 @@
 
 """Chat templates of a foreign folder that take time or memory without end, raise anything, or reach for Python."""
 
-import shutil
 import sys
-from pathlib import Path
 
 import pytest
-from helpers.cli_utils import ENVIRONMENT
 from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer
 
 from trl_nlac.chat import template_trial
 from trl_nlac.chat.encoder import ChatEncoder
-from trl_nlac.cli.main import main
 from trl_nlac.environments.embedded import TINY_MODEL
 from trl_nlac.episodes.rewards import RewardModel
 
@@ -91,15 +87,3 @@ def test_odd_templates(name, where, tmp_path, monkeypatch):
     except ValueError as error:
         assert "chat template" in str(error) and len(str(error)) < 1000
     assert not any(tmp_path.iterdir())
-
-
-@limited
-@pytest.mark.parametrize("command", ["evaluate", "serve"])
-def test_a_folder(command, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(template_trial, "SECONDS", 1)
-    folder = shutil.copytree(TINY_MODEL, tmp_path / "folder")
-    (tmp_path / "env.py").write_text(ENVIRONMENT)
-    Path(folder, "chat_template.jinja").write_text(LOOP + GOOD)
-    words = ["--environment_factory", f"{tmp_path / 'env.py'}:Rooms"] if command == "evaluate" else []
-    assert main([command, str(folder), *words]) == 2
-    assert "The chat template" in capsys.readouterr().err

@@ -5,14 +5,11 @@
 import json
 import logging
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
 from helpers.testing_utils import Countdown, make_config, make_episode, play
-from rich.console import Console
 
 from trl_nlac.cli import main
-from trl_nlac.cli.play import Show
 from trl_nlac.environments import StepResult, TextEnvironment
 from trl_nlac.environments.embedded import TINY_MODEL
 from trl_nlac.episodes.failures import FailureMonitor, nothing_played
@@ -53,32 +50,61 @@ def test_every_control_character_is_an_escape():
     assert printable("a\r\nb\tc") == "a\nb\tc" and printable(ATTACK) == SHOWN
 
 
-def test_playing(tmp_path, monkeypatch, capsys):
+SOURCE = f"""
+from trl_nlac.environments import StepResult
+
+ATTACK = {ATTACK!r}
+
+
+class Ends:
+    def reset(self):
+        return [{{"role": "user", "content": ATTACK}}]
+
+    def step(self, action):
+        return StepResult(ATTACK, terminated=True)
+
+
+class Reset(Ends):
+    def reset(self):
+        raise ConnectionError(ATTACK)
+
+
+class Step(Ends):
+    def step(self, action):
+        raise SystemExit(ATTACK)
+
+
+class Nothing(Ends):
+    def step(self, action):
+        return ATTACK
+"""
+PLAYED = {
+    "hostile.py:Ends": None,
+    "hostile.py:Reset": "the environment failed (reset): ",
+    "hostile.py:Step": "the environment failed (step): ",
+    "hostile.py:Nothing": "the environment failed (step): ",
+    "failing.py:Env": "'failing.py:Env': KeyError: ",
+    "wrong.py:Env": "'wrong.py:Env': SyntaxError: ",
+    f"no{ATTACK}.py:Env": r"\x1b[2J",
+}
+
+
+@pytest.mark.parametrize("name", PLAYED)
+def test_playing(tmp_path, monkeypatch, capsys, name):
     monkeypatch.chdir(tmp_path)
-    names = ", ".join(["TextEnvironment", "StepResult"])
-    source = f"from trl_nlac.environments import {names}\n\nATTACK = {ATTACK!r}\n\n\n"
-    source += "class Hostile(TextEnvironment):\n    def reset(self):\n        return ATTACK\n\n"
-    source += "    def step(self, action):\n        return StepResult(ATTACK, terminated=True)\n"
-    (tmp_path / "hostile.py").write_text(source)
-    options = ["--option", "action_format=text", "max_turns=1", "max_completion_length=8"]
-    words = ["play", TINY_MODEL, "--environment_factory", "hostile.py:Hostile", *options, "--auto"]
-    assert main(words) == 0
-    printed = capsys.readouterr().out
-    assert printed.count(r"\x1b]52;c;aGk=\x07") >= 2 and not controls(printed)
-
-
-def test_what_play_shows_of_the_model(capsys):
-    show = Show(Console(width=100), waits=False)
-    answer = SimpleNamespace(
-        candidates=[], attempts=[], action=ATTACK, thought=ATTACK, text=ATTACK, judgement=None, token_ids=()
-    )
-    show.action(1, answer)
-    assert SHOWN in capsys.readouterr().out
-
-
-def test_errors_of_commands(capsys):
-    assert main(["play", f"no{ATTACK}", "--environment_factory", "x.py:Y"]) == 2
-    assert not controls(capsys.readouterr().err)
+    for file, text in {"hostile": SOURCE, "failing": f"raise KeyError({ATTACK!r})", "wrong": "def ("}.items():
+        (tmp_path / f"{file}.py").write_text(text)
+    words = ["--option", "action_format=text", "max_turns=1", "max_completion_length=8"]
+    words += ["--debug"] if name.startswith("hostile") else []
+    status = main(["play", TINY_MODEL, "--environment_factory", name, "--auto", *words])
+    printed, problem = capsys.readouterr(), PLAYED[name]
+    assert status == (2 if problem else 0) and not controls(printed.out) and not controls(printed.err)
+    if problem is None:
+        assert printed.out.count(r"\x1b]52;c;aGk=\x07") >= 2
+        return
+    *traceback, line = printed.err.splitlines()
+    assert line.startswith("trl-nlac play: error: ") and problem in line
+    assert ("Traceback" in "".join(traceback)) == ("--debug" in words)
 
 
 def test_failures_of_environments(caplog):
@@ -124,59 +150,6 @@ def test_tracebacks():
     assert SHOWN in text and "velvet-otter-17" not in text and not controls(text)
     assert text.startswith("Traceback") and "test_terminal.py" in text
     assert len(trace(ValueError("x" * 10**6 + "the end"))) <= MAX_TRACEBACK and "Silent" in trace(Silent())
-
-
-HOSTILE = f"""
-
-
-ATTACK = {ATTACK!r}
-
-
-class Reset:
-    def reset(self):
-        raise ConnectionError(ATTACK)
-
-    def step(self, action):
-        pass
-
-
-class Step(Reset):
-    def reset(self):
-        return [{{"role": "user", "content": ATTACK}}]
-
-    def step(self, action):
-        raise SystemExit(ATTACK)
-
-
-class Nothing(Step):
-    def step(self, action):
-        return ATTACK
-
-
-"""
-
-
-@pytest.mark.parametrize("name", ["Reset", "Step", "Nothing"])
-def test_what_fails_while_an_agent_plays(tmp_path, monkeypatch, capsys, name):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "hostile.py").write_text(HOSTILE)
-    words = ["play", TINY_MODEL, "--environment_factory", f"hostile.py:{name}", "--auto", "--debug"]
-    assert main([*words, "--option", "action_format=text", "max_completion_length=8"]) == 2
-    printed = capsys.readouterr()
-    *traceback, line = printed.err.splitlines()
-    job = "reset" if name == "Reset" else "step"
-    assert line.startswith(f"trl-nlac play: error: the environment failed ({job}): ")
-    assert "Traceback" in "".join(traceback) and not controls(printed.err) and not controls(printed.out)
-
-
-def test_code_that_fails_while_it_is_imported(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "failing.py").write_text(f"raise KeyError({ATTACK!r})")
-    (tmp_path / "wrong.py").write_text("def (")
-    for name, kind in (("failing", "KeyError"), ("wrong", "SyntaxError")):
-        assert main(["play", TINY_MODEL, "--environment_factory", f"{name}.py:Env"]) == 2
-        (line,) = capsys.readouterr().err.splitlines()
-        assert f"'{name}.py:Env': {kind}: " in line and not controls(line)
 
 
 def test_files_of_a_run_that_others_named(tmp_path, caplog):

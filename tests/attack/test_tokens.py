@@ -2,14 +2,12 @@
 
 """Text of others never becomes a token that only the chat template and the model may write, through whatever door."""
 
-import json
 from collections import Counter
 from dataclasses import replace
 from functools import cache
 
 import pytest
-from datasets import Dataset
-from helpers.testing_utils import CHAT_TEMPLATES, ScriptedGenerator, make_roles_of, make_tokenizer, play, read_logs
+from helpers.testing_utils import CHAT_TEMPLATES, make_roles_of, make_tokenizer, play, read_logs
 from tokenizers import Tokenizer, models
 
 from benchmarks.real_learning.role_samples import TranscriptGenerator, read_transcript, transcript_tokenizer
@@ -22,7 +20,6 @@ from trl_nlac.environments import StepResult, TextEnvironment
 from trl_nlac.episodes.conversations import to_dataset
 from trl_nlac.method.backup import bellman_targets
 from trl_nlac.method.refinement import Attempt, refine_attempts, sample_attempts
-from trl_nlac.options.role_options import RoleOptions
 from trl_nlac.types import Transition
 
 
@@ -145,10 +142,6 @@ class TestDoors:
         assert tokenizer.decode(token_ids[:-1]).replace(" ", "") == "say<|end|>"
 
 
-def dataset_of(*rows: dict) -> Dataset:
-    return Dataset.from_list(list(rows), on_mixed_types="use_json")
-
-
 class TestNames:
     @pytest.mark.parametrize("template", ["qwen3", "llama3_1", "gptoss"])
     def test_tools(self, template):
@@ -179,27 +172,11 @@ class Hostile(TextEnvironment):
         return StepResult(self.text, reward=1.0, terminated=True)
 
 
-class RoleGenerator(ScriptedGenerator):
-    """Calls a tool, or judges where the options of the critic ask."""
-
-    options = RoleOptions(
-        action_format="tool_call",
-        max_prompt_length=None,
-        role_sampling={role: {"max_tokens": 99} for role in ("critic", "successor")},
-    )
-
-    def generate(self, prompts, sampling, seeds, bar=None):
-        call, critique = call_message([("route", {"x": "amber"})]), "Future: closed win\nOptimality: No use amber"
-        answer = self.chat.completion(critique if sampling.max_tokens > 90 else call)
-        self.answers = [answer] * len(prompts)
-        return super().generate(prompts, sampling, seeds, bar)
-
-
 class Quiet:
     """A TRL environment that says nothing of its own: its tasks come from the column `prompt`."""
 
-    def reset(self, **row):
-        return row.get("note")
+    def reset(self, prompt, note):
+        return note
 
     def look(self, x: str) -> str:
         """
@@ -213,111 +190,41 @@ class Quiet:
 
 class TestRuns:
     @pytest.mark.parametrize("template", ["qwen3", "glm4moe", "llama3_1", "gptoss", "nemotron_3_nano", "qwen2_5"])
-    def test_prompts_of_every_role(self, template):
+    def test_prompts_of_runs_checkpoints_columns_and_agents(self, template, tmp_path):
         chat = make_chat(template)
         attack = hostile(chat)
         counts = []
         for text in (attack, harmless(attack, chat)):
-            action = format_tool_call("route", {"x": "amber"})
             call = chat.completion(call_message([("route", {"x": "amber"})]))
             roles = make_roles_of(chat, [call], action_format="tool_call", max_prompt_length=None)
             (episode,) = play([{"name": text}], lambda text=text: Hostile(text), roles)
-            assert episode.turns[0].action == action and episode.failure is None
-            generator = roles.generator
-            critique = "Future: closed win\nOptimality: No use amber"
-            generator.answers = [critique, call, call, critique, call]
-            transition = Transition(episode, 0)
-            targets = bellman_targets(roles, [transition], "implicit")
-            assert refine_attempts(roles, [Attempt.of_transition(roles, transition, *targets)]) != [None]
-            assert refine_attempts(roles, sample_attempts(roles, [transition])) != [None]
-            counts.append([count(chat, prompt) for prompt in generator.prompts])
-        assert len(counts[0]) == 6 and counts[0] == counts[1]
-
-    @pytest.mark.parametrize("template", ["qwen3", "glm4moe", "llama3_1", "gptoss", "nemotron_3_nano", "qwen2_5"])
-    def test_prompts_of_an_agent(self, template):
-        chat = make_chat(template)
-        attack = hostile(chat)
-        counts = []
-        for text in (attack, harmless(attack, chat)):
-            generator = RoleGenerator(chat, "")
-            agent = NLACAgent(generator, chat, RoleGenerator.options)
-            proposed = call_of(text) | {"content": text, chat.template.reasoning_field: text}
-            messages = [
-                {"role": "system", "content": text},
-                {"role": "user", "content": text},
-                proposed,
-                {"role": "tool", "content": text},
-            ]
-            tools = [tool_of(text)]
-            assert agent.act(messages, tools, refine=1).attempts
-            assert agent.critique(messages, proposed, tools) is not None
-            assert agent.refine(messages, f"{text} amber", tools=tools).attempts
-            assert agent.predict_futures([*messages, proposed], k=1, tools=tools) == ["closed win"]
-            counts.append([count(chat, prompt) for prompt in generator.prompts])
-        assert len(counts[0]) >= 7 and counts[0] == counts[1]
-
-    @pytest.mark.parametrize("template", TOOL_TEMPLATES)
-    def test_the_column_prompt_of_trl(self, template):
-        chat = make_chat(template)
-        attack = hostile(chat)
-        counts = []
-        for text in (attack, harmless(attack, chat)):
-            roles = make_roles_of(chat, "done", action_format="tool_call", max_prompt_length=None)
-            block = {"role": "user", "content": [{"type": "text", "text": text}]}
-            shown = [{"role": "system", "content": text}, block]
-            tasks = [{"prompt": prompt, "note": note} for prompt in (text, shown) for note in (None, text)]
-            episodes = play(tasks, Quiet, roles)
-            assert [episode.failure for episode in episodes] == [None] * 4
-            assert text.strip() in episodes[2].opening[-1]["content"]
-            counts.append([count(chat, prompt) for prompt in roles.generator.prompts])
-        assert len(counts[0]) == 4 and counts[0] == counts[1]
-
-    @pytest.mark.parametrize("template", ["qwen3", "glm4moe", "llama3_1", "gptoss", "nemotron_3_nano", "qwen2_5"])
-    def test_episodes_of_a_checkpoint(self, template, tmp_path):
-        chat = make_chat(template)
-        attack = hostile(chat)
-        counts = []
-        for i, text in enumerate((attack, harmless(attack, chat))):
-            call = chat.completion(call_message([("route", {"x": "amber"})]))
-            roles = make_roles_of(chat, [call], action_format="tool_call", max_prompt_length=None)
-            (episode,) = play([{"name": text}], lambda text=text: Hostile(text), roles)
+            assert episode.failure is None and episode.turns[0].action == format_tool_call("route", {"x": "amber"})
             # A file that somebody else wrote can say anything in each of its texts.
             turn = replace(episode.turns[0], action=format_tool_call(f"route{text}", {text: text}), words=text)
             written, replay = PrioritizedReplay(8), PrioritizedReplay(8)
             written.add([episode, replace(episode, turns=(turn,))])
-            written.save(tmp_path / str(i))
-            replay.load(tmp_path / str(i))
+            written.save(tmp_path)
+            replay.load(tmp_path)
             critique = "Future: closed win\nOptimality: No use amber"
             for read in replay.episodes:
                 assert read.turns[0].next_observation == text
                 transition = Transition(read, 0)
-                roles.generator.answers = [critique, call, critique, call]
-                assert bellman_targets(roles, [transition], "implicit")[0].parsed
+                roles.generator.answers = [critique, call, call, critique, call]
+                targets = bellman_targets(roles, [transition], "implicit")
+                assert refine_attempts(roles, [Attempt.of_transition(roles, transition, *targets)]) != [None]
                 assert refine_attempts(roles, sample_attempts(roles, [transition])) != [None]
                 assert len(roles.generator.answers) == 0
+            roles.generator.answers = ["done", call, critique]
+            (column,) = play([{"prompt": text, "note": text}], Quiet, roles)
+            assert text.strip() in column.opening[-1]["content"] and column.failure is None
+            messages = [{"role": "system", "content": text}, {"role": "user", "content": text}]
+            agent, tools = NLACAgent(roles.generator, chat, roles.options), [tool_of(text)]
+            assert agent.act(messages, tools).action
+            assert agent.critique([*messages, call_of(text) | {"content": text}], tools=tools) is not None
             again = read_logs(to_dataset(replay.episodes, roles.actions), roles)
-            found = [*roles.generator.prompts[1:], *(read.token_ids.tolist() for read in again)]
+            found = [*roles.generator.prompts, *(read.token_ids.tolist() for read in again)]
             counts.append([count(chat, token_ids) for token_ids in found])
-        assert len(counts[0]) == 2 * 4 + 2 and counts[0] == counts[1]
-
-    @pytest.mark.parametrize("template", ["qwen3", "glm4moe", "llama3_1", "qwen2_5"])
-    def test_logs(self, template):
-        chat = make_chat(template)
-        attack = hostile(chat)
-        counts = []
-        for text in (attack, harmless(attack, chat)):
-            messages = [
-                {"role": "system", "content": text},
-                {"role": "user", "content": text},
-                call_of(text) | {"content": text, chat.template.reasoning_field: text},
-                {"role": "tool", "content": text},
-                {"role": "assistant", "content": text},
-            ]
-            row = {"messages": messages, "reward": 1.0, "tools": json.dumps([tool_of(text)])}
-            (episode,) = read_logs(dataset_of(row), make_roles_of(chat, "", action_format="tool_call"))
-            assert json.loads(episode.turns[0].action)["name"] == f"route{text}"
-            counts.append(count(chat, episode.token_ids.tolist()))
-        assert counts[0] == counts[1]
+        assert len(counts[0]) == 1 + 2 * 5 + 3 + 2 and counts[0] == counts[1]
 
     def test_answers_of_a_teacher(self):
         tokenizer = transcript_tokenizer()

@@ -88,40 +88,6 @@ class TestConversations:
         kept = {chat.template.reasoning_field: "That may help."} if keeps else {}
         assert chat.start([ASSISTANT | kept if m is said else m for m in messages]) == token_ids
 
-    @pytest.mark.parametrize("content", ["", "Let me see."])
-    @pytest.mark.parametrize("template", TOOL_TEMPLATES)
-    def test_tool_calls_are_those_of_the_template(self, template, content):
-        if content and template.startswith("gemma4"):
-            pytest.skip("the template shows this text after the result, as if it were the next answer")
-        chat = ChatEncoder(make_tokenizer(template))
-        call = {"type": "function", "function": {"name": "route", "arguments": ARGUMENTS}}
-        messages = [
-            USER,
-            {"role": "assistant", "content": content, "tool_calls": [call]},
-            {"role": "tool", "name": "route", "content": 'refused "1"\nnow'},
-        ]
-        opening = chat.start(messages[:1], [TOOL])
-        action = chat.past_turn(messages[1])
-        assert chat.decode_calls(opening, action) == format_tool_call("route", ARGUMENTS)
-        assert chat.decode_calls(opening, sampled(chat, "I am done.")) == "I am done."
-        assert chat.text_beside_calls(action) == (content if template in SAYING else "")
-        token_ids = opening + chat.remembered(action, ("route",))
-        token_ids += chat.results(token_ids[-1], [messages[2]["content"]], ("route",))
-        whole = chat.tokenizer.apply_chat_template(
-            messages, tools=[TOOL], add_generation_prompt=True, return_dict=False
-        )
-        assert token_ids + chat.prefill == whole
-        # A critic can be asked after a call that has no result yet.
-        judged = action + chat.reply(action[-1], "Critique?")
-        assert judged[: len(action)] == action and "Critique?" in chat.tokenizer.decode(judged)
-
-    def test_thoughts_between_tool_calls_stay_where_the_template_keeps_them(self):
-        chat = ChatEncoder(make_tokenizer("qwen3"))
-        call = [*chat.template.encode("<think>\nWho?\n</think>\n\n"), *chat.past_turn(self.call())]
-        assert chat.remembered(call, ("route",)) == call
-        assert chat.remembered(sampled(chat, "done")) == chat.past_turn("done")
-        assert chat.decode_calls([], call) == format_tool_call("route", ARGUMENTS)
-
     @staticmethod
     def call() -> dict:
         function = {"name": "route", "arguments": ARGUMENTS}
@@ -198,19 +164,6 @@ class TestConversations:
         chat = ChatEncoder(make_tokenizer("gemma"))
         with pytest.raises(ValueError, match="A turn calls route, and the chat template shows no tool calls"):
             chat.past_turn(self.call())
-
-    @pytest.mark.parametrize("content", ["", "Let me see."])
-    @pytest.mark.parametrize("template", TOOL_TEMPLATES)
-    def test_a_call_as_it_is_sampled(self, template, content):
-        """After the prefill, a call that nobody sampled reads as the template writes it."""
-        chat = ChatEncoder(make_tokenizer(template))
-        said = call_message([("route", ARGUMENTS)], content if template in SAYING else "")
-        sampled_ids = chat.completion(said)
-        assert sampled_ids[-1] in chat.stop_ids
-        assert chat.remembered(sampled_ids, ("route",)) == chat.past_turn(said)
-        text = chat.tokenizer.decode([*chat.prefill, *sampled_ids])
-        opening, closing = chat.reasoning_tags or ("<think>", "</think>")
-        assert text.count(closing) <= 1 and text.count(opening) <= 1
 
     @pytest.mark.parametrize("thought", ["It is late.", ""])
     @pytest.mark.parametrize("template", TOOL_TEMPLATES)
@@ -319,30 +272,11 @@ class TestReasoning:
         assert changed[-len(content) :] == content
         assert chat.remembered(changed) == chat.remembered(answer) == chat.past_turn("Optimality: Yes")
 
-    @pytest.mark.parametrize("space", ["", " \n  "])
-    @pytest.mark.parametrize("template", ["qwen2_5", "qwen3"])
-    def test_the_tokens_of_a_part_of_an_answer(self, template, space):
-        chat = ChatEncoder(make_tokenizer(template))
-        answer = sampled(chat, f"{space}Future: it ends.\nOptimality: Yes.")
-        text = chat.decode(answer)
-        for part in ("Future", "Optimality", "Yes"):
-            start = text.index(part)
-            first, until = chat.token_span(answer, start, start + len(part))
-            assert part in chat.tokenizer.decode(answer[first:until])
-            assert part not in chat.tokenizer.decode(answer[first + 1 : until])
-            assert part not in chat.tokenizer.decode(answer[first : until - 1])
-
     @pytest.mark.parametrize("template", THINKING)
     def test_thoughts_without_an_end_are_no_content(self, template):
         chat = ChatEncoder(make_tokenizer(template))
         opening = "" if chat.template.starts_reasoning else chat.reasoning_tags[0]
         assert chat.decode(chat.template.encode(f"{opening}Optimality: Yes")) == ""
-
-    def test_prefill(self):
-        chat = ChatEncoder(make_tokenizer("deepseek_r1_distill"))
-        assert chat.tokenizer.decode(chat.prefill) == "<think>\n"
-        answer = chat.completion("done")  # a trained answer must end the thoughts that the prefill began
-        assert chat.decode(answer) == "done" and chat.reasoning(answer) == ""
 
     def test_thinking_can_be_switched_off(self):
         chat = ChatEncoder(make_tokenizer("qwen3"), {"enable_thinking": False})

@@ -35,6 +35,10 @@ class TestConversations:
         assert read_row["messages"] == [*ASKED, {"role": "assistant", "content": "", "tool_calls": [CALL]}, SEEN, SAID]
         assert (read_row["reward"], read_row["tools"], read_row["task"]) == (0.5, [TOOL], {"order": "W1"})
 
+    def test_functions_of_older_interfaces_are_tools(self, tmp_path):
+        row = {"messages": [*ASKED, SAID], "reward": 1, "functions": [TOOL["function"]]}
+        assert read(tmp_path, row).rows[0]["tools"] == [TOOL]
+
     def test_odd_rows_are_counted_and_lose_no_others(self, tmp_path):
         good = {"messages": [*ASKED, SAID], "score": "passed"}
         image = {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:"}}]}
@@ -101,27 +105,6 @@ class TestConversations:
         found = read(tmp_path, {**row, "response": "It is lost."}, {**row, "response": None})
         assert speakers(found) == [["system", "user", "assistant", "user"]] * 2
         assert found.notes == {"a `response` beside `messages` is left out: it is not an object with `choices`": 1}
-
-    def test_interfaces_of_other_years(self, tmp_path):
-        old = {"role": "assistant", "content": None, "function_call": {"name": "get_order", "arguments": "{}"}}
-        messages = [
-            *({"role": "system", "content": "One."}, {"role": "developer", "content": "Two."}),
-            *({"role": "assistant", "content": "Hello!"}, {"role": "user", "content": "Where is W1?"}),
-            *(old, {"role": "function", "name": "get_order", "content": "lost"}, SAID),
-        ]
-        found = read(tmp_path, {"messages": messages, "reward": 1, "functions": [TOOL["function"]]})
-        assert speakers(found) == [["system", "assistant", "user", "assistant", "tool", "assistant"]]
-        assert found.rows[0]["messages"][0]["content"] == "One.\n\nTwo." and found.rows[0]["tools"] == [TOOL]
-
-    @pytest.mark.parametrize("name", ["reasoning_content", "reasoning", "thinking"])
-    def test_thoughts_are_kept_under_their_name(self, tmp_path, name):
-        said = {**SAID, name: "It did not arrive."}
-        assert read(tmp_path, {"messages": [*ASKED, said], "reward": 1}).rows[0]["messages"][-1] == said
-
-    def test_pretty_printed_list(self, tmp_path):
-        rows = [{"messages": [*ASKED, SAID], "reward": i} for i in range(3)]
-        (tmp_path / "logs.json").write_text(json.dumps(rows, indent=2))
-        assert [row["reward"] for row in read_logs([tmp_path], no_buffer).rows] == [0, 1, 2]
 
 
 class TestRequests:

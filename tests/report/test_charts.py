@@ -86,24 +86,6 @@ class TestCharts:
         assert titles(critic_charts(log)) == ["Compared with the oracle, training"]
         assert [series.name for series in critic_charts(log)[0].series] == ["future right"]
 
-    def test_a_role_has_one_color(self, tmp_path):
-        roles = ("critic", "backup", "policy", "refine")
-        metrics = dict.fromkeys([f"{role}/format_rate" for role in roles], 1.0)
-        metrics |= {"critic/loss": 1.0, "policy/loss": 1.0, "critic/optimal_rate": 0.5, "backup/optimal_rate": 0.5}
-        metrics |= {"refine/changed_rate": 0.5, "health/backup_fidelity": 0.9, "health/refine_compliance": 0.9}
-        log = TrainingLog([training_row(1, **metrics)], {}, seconds=None, unreadable=[])
-        formats, healths, verdicts = role_charts(log)
-        (losses,) = training_charts(log)
-        expected = {"critic": "blue", "backup": "sky", "policy": "orange", "refine": "green"}
-        assert {series.name: series.color for series in formats.series} == expected
-        assert [series.color for series in losses.series] == ["blue", "orange"]
-        assert [series.color for series in healths.series] == ["sky", "green"]
-        assert [(series.name, series.color) for series in verdicts.series] == [
-            ("targets that say “Yes”", "sky"),
-            ("critiques that say “Yes”", "blue"),
-            ("actions changed by refinement", "green"),
-        ]
-
     def test_shares_of_time_are_stacked(self, tmp_path):
         seconds = {"time/rollout": 6.0, "time/target": 3.0, "time/sync": 1.0, "time/train": 100.0}
         stacked, gradient_steps = time_charts(self.read(tmp_path, [training_row(1), training_row(2, **seconds)]))

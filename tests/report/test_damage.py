@@ -43,24 +43,10 @@ def test_odd_lines_of_the_log(tmp_path, caplog, line):
 
 
 def flip_pages(path):
-    """Change bytes in the middle of the first column's data."""
     column = pq.read_metadata(path).row_group(0).column(0)
     content = bytearray(path.read_bytes())
     content[column.data_page_offset + column.total_compressed_size // 2] ^= 0xFF
     path.write_bytes(content)
-
-
-def rewrite(**columns):
-    def change(path):
-        table = pq.read_table(path)
-        for name, values in columns.items():
-            index = table.column_names.index(name)
-            table = table.remove_column(index)
-            if values is not None:
-                table = table.append_column(name, values)
-        pq.write_table(table, path)
-
-    return change
 
 
 def truncate(path):
@@ -73,10 +59,6 @@ DAMAGES = {
     "no parquet": lambda path: path.write_bytes(b"PAR1 nonsense PAR1"),
     "a page": flip_pages,
     "a folder": lambda path: (path.unlink(), path.mkdir()),
-    "no steps": rewrite(step=None),
-    "null steps": rewrite(step=pa.array([None], pa.int64())),
-    "text steps": rewrite(step=pa.array(["soon"])),
-    "no task": rewrite(task=None),
 }
 
 
@@ -88,7 +70,7 @@ def write_checked(path, rows):
 @pytest.mark.parametrize(
     ("kind", "damage"),
     [(kind, damage) for kind in ("", "eval") for damage in DAMAGES]
-    + [("audit", damage) for damage in ("empty", "truncated", "no steps", "no task")],
+    + [("audit", damage) for damage in ("empty", "truncated")],
 )
 def test_damaged_tables(tmp_path, caplog, kind, damage):
     if kind == "audit":

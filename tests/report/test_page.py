@@ -358,18 +358,6 @@ class TestBrowser:
         assert not console, console
         assert dict(page.tags)["body"]["data-found"] == "#episode=1"
 
-    def test_many_episodes(self, tmp_path):
-        write_log(tmp_path, [training_row(step, **{"critic/loss": 1 / step}) for step in range(1, 2000)])
-        for step in range(20):
-            rows = [make_row(100 * step + i, step, num_turns=10, prompt=f"walk {i} " * 40) for i in range(100)]
-            write_episodes(tmp_path, rows, step, "eval_" if step % 2 else "")
-        path = write_report(tmp_path)
-        page, console = open_page(path, "#episode=500")
-        assert not console and len(page.data["episodes"]) == 1000
-        assert page.classes("row") == 25 and page.classes("turn") == 10 and len(page.tags) < 1000
-        assert "1,000 of 2,000 episodes are not shown" in page.text and "page 1 of 40" in page.text
-        assert path.stat().st_size < 5e6
-
     @pytest.mark.parametrize("width", [390, 1400])
     def test_no_scrolling_sideways(self, tmp_path, width):
         path = write_report(write_run(tmp_path / "run", "x" * 300 + " ordinary words"))
