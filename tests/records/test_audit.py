@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
 import json
-from dataclasses import replace
 
 import pandas as pd
 import pyarrow.parquet as pq
@@ -89,17 +88,6 @@ class TestAudit:
         resumed.write(1)
         (row,) = read(tmp_path / "_audit" / "audit_00001_process0.parquet").to_dict("records")
         assert row["policy_loss"] == 1.0
-
-    def test_a_task_with_secrets_is_json(self, tmp_path):
-        note = 'say "hi" then password="hunter2" ok'
-        episode = replace(make_episode(num_turns=1), task={"note": note})
-        trail = AuditTrail(tmp_path, process=0)
-        target = Answer(Prompt.of([1]), (9,), "Future: seen 1", Critique("seen 1", True))
-        trail.open([Sample(Transition(episode, 0), 6, 0.5)], [None], [target], [None], 1, 1)
-        trail.close()
-        trail.write(1)
-        (row,) = read(tmp_path / "_audit" / "audit_00001_process0.parquet").to_dict("records")
-        assert json.loads(row["task"]) == {"note": 'say "hi" then password="<hidden>" ok'}
 
     def test_a_write_costs_the_same_after_many(self, tmp_path, monkeypatch):
         monkeypatch.setattr(audit, "MAX_ROWS", 50)
