@@ -94,18 +94,6 @@ class TestHealth:
         monitor = HealthMonitor()
         assert not any(monitor.update({"critic/format_rate": value}) for value in (1.0, 0.0, 0.0, 0.0))
 
-    @pytest.mark.parametrize(
-        ("name", "told"),
-        [
-            ("critic/format_rate", "The form of critiques is being lost: `critic/format_rate` fell from 0.90 to"),
-            ("health/refine_compliance", "do what critiques say: `health/refine_compliance` fell from 0.90 to"),
-        ],
-    )
-    def test_says_what_is_lost(self, caplog, name, told):
-        monitor = HealthMonitor()
-        found = [monitor.update({name: value}) for value in [0.9] * 5 + [0.1] * 5]
-        assert sum(found, []) == [name] and told in caplog.text
-
     def test_warns_when_advice_comes_to_name_the_criticised_actions(self, caplog):
         name, monitor = "health/advice_repeats_action", HealthMonitor()
         assert not any(monitor.update({name: 0.1}) for _ in range(10))
@@ -130,12 +118,6 @@ class TestFormatMonitor:
             assert monitor.causes() == {}
             again = sum((monitor.update({"critic/format_rate": 0.0}) for _ in range(20)), [])
         assert again == ["critic/format_rate"]
-
-    def test_a_resumed_run_goes_on(self):
-        monitor, resumed = FormatMonitor(max_completion_length=256), FormatMonitor(max_completion_length=256)
-        assert monitor.update({"critic/format_rate": 0.0, "policy/format_rate": 0.9})
-        resumed.load_state_dict(json.loads(json.dumps(monitor.state_dict())))
-        assert resumed == monitor and resumed.update({"critic/format_rate": 0.0}) == []
 
     def test_answers_that_are_cut_off_are_the_cause_of_broken_formats(self):
         monitor = FormatMonitor(max_completion_length=256)
@@ -186,10 +168,3 @@ class TestSuccessMonitor:
             )
             <= 1
         )
-
-    def test_state(self):
-        rng = random.Random(0)
-        monitor, resumed = SuccessMonitor(), SuccessMonitor()
-        self.play(monitor, 0.9, 200, rng)
-        resumed.load_state_dict(json.loads(json.dumps(monitor.state_dict())))
-        assert self.play(resumed, 0.1, 80, rng) == 1
