@@ -2,7 +2,6 @@
 
 import json
 import os
-import random
 import runpy
 import subprocess
 import sys
@@ -14,10 +13,7 @@ import yaml
 from helpers.scripts import run_script
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from benchmarks.tiny_models.guess_the_number_dialogues import GuessTheNumberFamily
-from benchmarks.tiny_models.samples import GUESS_THE_NUMBER_PROMPTS
 from trl_nlac import NLACPrompts
-from trl_nlac.cli.errors import CommandError
 from trl_nlac.cli.main import main
 from trl_nlac.cli.train_options import TrainParser
 from trl_nlac.environments.embedded import TINY_MODEL
@@ -160,23 +156,6 @@ def test_build_tiny_model(tmp_path):
     assert scores["rooms text"].keys() >= {"backup_exact", "backup_future_exact", "weighs_futures"}
 
 
-def test_build_of_the_game(tmp_path):
-    size = ["--hidden_size", "32", "--num_layers", "1", "--batch_size", "2", "--num_scored", "2", "--max_steps", "2"]
-    game = ["--families", "guess_the_number", "--action_formats", "text", "--output_dir", str(tmp_path)]
-    game += ["--roles", "critique", "critique", "refine"]
-    run_script("benchmarks/tiny_models/build.py", *size, *game)
-    scores = json.loads((tmp_path / "build.json").read_text())["scores"]
-    assert scores.keys() == {"guess_the_number text"}
-    assert scores["guess_the_number text"].keys() == {"backup_exact", "refine_obeys", "guesses", "hint_can_be"}
-    tokenizer, rng = AutoTokenizer.from_pretrained(tmp_path), random.Random(0)
-    assert tokenizer.tokenize("Future: The target number is lower.") == ["Future:", "ĠTheĠtargetĠnumberĠisĠlower."]
-    for role in ("critique", "successor", "backup", "refine"):
-        for _ in range(100):
-            dialogue = GuessTheNumberFamily().dialogue(rng, role, known=False)
-            _, completion = dialogue.messages(role, GUESS_THE_NUMBER_PROMPTS)
-            assert len(tokenizer.tokenize(completion["content"])) < 64  # `max_completion_length` of the benchmark
-
-
 def test_a_build_goes_on_after_an_interruption(tmp_path):
     size = ["--hidden_size", "32", "--num_layers", "1", "--batch_size", "2", "--num_scored", "2"]
     desk = ["--families", "support_desk", "--action_formats", "text", "--max_steps", "264"]
@@ -207,12 +186,6 @@ class TestRecipes:
                 expected = [value] if isinstance(read[name], list) and not isinstance(value, list) else value
                 expected = os.path.abspath(value) if name == "output_dir" else expected
                 assert read[name] == expected, name
-
-    @pytest.mark.parametrize("recipe", RECIPES, ids=lambda path: path.stem)
-    def test_an_unknown_key_is_refused(self, recipe, tmp_path):
-        (tmp_path / "run.yaml").write_text(recipe.read_text() + "max_turn: 3\n")
-        with pytest.raises(CommandError, match="there is no option '--max_turn', did you mean '--max_turns'?"):
-            TrainParser().read(["--config", str(tmp_path / "run.yaml"), *CPU])
 
     def test_the_small_one_trains(self, tmp_path, monkeypatch, capsys):
         monkeypatch.chdir(tmp_path)

@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
 
-import asyncio
-import time
 from collections import Counter
 from dataclasses import replace
 from itertools import chain
@@ -393,29 +391,6 @@ class TestTraining:
         trainer = make_trained(tmp_path, config, train_dataset=tasks, environment_factory=Countdown)
         assert list(trainer.player.failures.failed) == [True, False]
         assert len(trainer.replay) == 2
-
-    def test_a_first_rollout_that_one_coroutine_held_up(self, tmp_path):
-        """For longer than all others wait: their episodes are lost once, and the next rollout has loops of its own."""
-
-        class Blocking:
-            made = 0
-
-            def __init__(self):
-                Blocking.made += 1
-                self.blocks = Blocking.made == 2  # the first is the example
-
-            async def reset(self, **task):
-                return "situ 2"
-
-            async def step(self, action):
-                await asyncio.sleep(0.01)
-                if self.blocks:
-                    time.sleep(4)
-                return StepResult("refused", 1.0, terminated=True)
-
-        config = {"environment_timeout": 2.0, "max_steps": 1}
-        trainer = make_trained(tmp_path, config, environment_factory=Blocking)
-        assert trainer.state.global_step == 1 and all(episode.terminated for episode in trainer.replay.episodes)
 
     def test_react_with_default_prompts(self, tmp_path):
         trainer = make_trained(tmp_path, {"action_format": "react", "logging_steps": 1}, prompts=NLACPrompts())

@@ -176,15 +176,3 @@ class TestNLACPrompts:
         assert repeats and prompts.repeated_in(
             ["Search the shelf.", "and nothing else:\nFuture: <what happens next and how"]
         ) == [False, True]
-
-    def test_scores_come_with_their_scale(self):
-        values = {
-            "next_observation": "The door is\nshut.",
-            "observed": "The door is shut.",
-            "score": "0.5",
-            "success_threshold": "2",
-            "outcome": "failed",
-        }
-        (asked,) = NLACPrompts().question("backup_terminated", **values)
-        assert "The final score is 0.5; a score of 2 or more is a success. The task has failed." in asked["content"]
-        assert "\nFuture: The door is shut. The task has failed.\n" in asked["content"]
