@@ -19,7 +19,6 @@ from trl_nlac.training import checkpoint
 from trl_nlac.training.checkpoint import (
     check_identity,
     drop_outdated,
-    kept_options,
     load_state,
     options_of_iteration,
     save_state,
@@ -110,15 +109,6 @@ class TestCheckpoint:
             check_identity(tmp_path, {"optimizer": {"name": "adamw_torch"}}, {"optimizer": {"name": "sgd"}})
         warn_of_kept_options(tmp_path, {"learning_rate": 1e-6}, args)
         assert ("`learning_rate=1e-05` has no effect" in caplog.text) == is_there
-
-    @pytest.mark.parametrize("name", ["learning_rate", "weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon"])
-    def test_options_of_the_optimizer_have_no_effect_and_are_named(self, tmp_path, caplog, name):
-        (tmp_path / "optimizer.pt").touch()
-        before, now = (NLACConfig(str(tmp_path), use_cpu=True, bf16=False, **{name: value}) for value in (0.5, 0.25))
-        warn_of_kept_options(tmp_path, kept_options(now), now)
-        assert not caplog.text
-        warn_of_kept_options(tmp_path, kept_options(before), now)
-        assert f"`{name}=0.25` has no effect" in caplog.text
 
     @pytest.mark.parametrize(
         ("name", "before"),
