@@ -8,7 +8,6 @@ from transformers.cache_utils import DynamicLayer
 
 from trl_nlac.environments.embedded import TINY_MODEL
 from trl_nlac.generation.prefix_cache import PrefixCache, Reading, RoomyLayer, can_be_continued
-from trl_nlac.generation.reader import shared_beginnings
 
 
 TOKEN_SIZE = 2 * 2 * 1 * 3 * 4  # bytes: keys and values of two layers with one head of three dimensions
@@ -85,19 +84,6 @@ class TestPrefixCache:
                     assert torch.equal(layer.values, other.values[:, :, :width])
             cache.keep(readings, expected)
             assert cache.size <= limit(room)
-
-
-class TestPlan:
-    def test_shared_beginnings(self):
-        trunk = list(range(200))
-        (beginning,) = shared_beginnings([Reading([*trunk, 500 + i]) for i in range(4)])
-        assert beginning.token_ids == trunk
-        # The turns of an episode: the longest one is read to where the one before it ends.
-        turns = [Reading([*trunk[:length], 900]) for length in (50, 100, 150, 200)]
-        (beginning,) = shared_beginnings(turns)
-        assert beginning.token_ids == trunk[:150]
-        assert not shared_beginnings([Reading([*trunk[:8], 500 + i]) for i in range(4)])  # not worth a forward pass
-        assert not shared_beginnings([Reading([i, *trunk]) for i in range(4)])
 
 
 def test_a_layer_with_room_holds_what_a_plain_one_does():
