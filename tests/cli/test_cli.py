@@ -26,8 +26,8 @@ from trl_nlac.cli.parsers import add_agent_arguments, play_parser
 from trl_nlac.cli.play import _take_untrained
 from trl_nlac.cli.train import find_checkpoint
 from trl_nlac.environments.embedded import TINY_MODEL
-from trl_nlac.episodes.logs import load_logs
 from trl_nlac.options.environment_options import EnvironmentOptions
+from trl_nlac.records.folder import completions_file
 from trl_nlac.report.shown_notes import read_settings
 from trl_nlac.written_files import write_json
 
@@ -186,22 +186,6 @@ class TestTrain:
         assert noted["environment_factory"] == ["a=../guess.py:GuessTheNumber", "m:Name"]
         assert noted["tools"] == ["../sub/tools.py:f"] and noted["dataset_name"] == "org/dataset"
 
-    def test_datasets(self, folder, capsys, monkeypatch):
-        given = {}
-
-        def make(**kwargs):
-            given.update(kwargs)
-            raise ValueError("that is all")
-
-        monkeypatch.setattr("trl_nlac.cli.train.NLACTrainer", make)
-        messages = [{"role": "user", "content": "One?"}, {"role": "assistant", "content": "One."}]
-        (folder / "logs.jsonl").write_text(json.dumps({"messages": messages, "reward": 1.0}) + "\n")
-        words = ["--dataset_train_split", "train[:1]", "--dataset_test_split", "train[1:]", "--eval_dataset_name", ""]
-        assert main(["train", "--config", "run.yaml", *words, "--replay_dataset", "logs.jsonl"]) == 2
-        assert "that is all" in capsys.readouterr().err
-        assert list(given["train_dataset"]["number"]) == [3] and list(given["eval_dataset"]["number"]) == [5]
-        assert list(given["replay_dataset"]["reward"]) == [1.0]
-
     @pytest.mark.parametrize(
         ("words", "message"),
         [
@@ -321,10 +305,7 @@ class TestErrors:
             pytest.skip("this machine has an accelerator")
         write_config(folder, **OPTIONS, use_cpu=None, bf16=None)
         for words, message in [
-            (["--max_turn", "3"], "there is no option '--max_turn'"),
             (["--max_turns", "0"], "--max_turns must be between 1 and 100,000"),
-            (["--environment_factory", "guess.py:Nothing"], "has no 'Nothing'"),
-            (["--dataset_name", "nothing.jsonl"], "there is no file nothing.jsonl"),
             (["--eval_dataset_name", "tasks.jsonl", "--environment_kwargs", '{"size": 3}'], "argument 'size'"),
             (["--model_name_or_path", "./nothing"], "there is no such folder"),
             ([], "On the CPU: --use_cpu --bf16 False."),
@@ -526,34 +507,17 @@ def test_prompts_need_no_environment(folder, capsys):
     words += ["--use_cpu", "--bf16", "False", "--report_to", "none", "--max_steps", "1"]
     assert main(words) == 2
     assert "on prompts whose answers are scored, --dataset_name and --reward_funcs" in capsys.readouterr().err
-    words += ["--reward_funcs", "guess.py:pay", "--max_completion_length", "16"]
+    words += ["--reward_funcs", "guess.py:pay", "--max_completion_length", "16", "--eval_on_start"]
     assert main([*words, "--dataset_name", "tasks.jsonl"]) == 2
     assert "(tasks have a column `prompt`)" in capsys.readouterr().err
-    assert main(words) == 0
+    words += ["--dataset_train_split", "train[:1]", "--dataset_test_split", "train[1:]", "--eval_strategy", "steps"]
+    assert main([*words, "--log_completions", "True"]) == 0
     assert "1 optimizer steps" in capsys.readouterr().out
+    for kind, prompt in (("", "Say one."), ("eval", "Say two.")):
+        rows = Dataset.from_parquet(str(completions_file("prompts", 0 if kind else 1, kind)))
+        assert {json.loads(task)["prompt"] for task in rows["task"]} == {prompt}
     assert main(["evaluate", "prompts", "--num_episodes", "2", "--trust_remote_code"]) == 0
     assert "0.25" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize("suffix", ["jsonl", "parquet"])
-def test_tool_calls_of_logs_come_out_as_they_went_in(folder, capsys, suffix):
-    """Types that a dataset would merge, ids and the formatting of arguments."""
-    rows = []
-    for i, arguments in enumerate(('{"x":1}', '{"x": "2024-01-01", "y": null}', '{"x": 0.1234567890123456}')):
-        call = {"id": f"call_{i}", "type": "function", "function": {"name": "f", "arguments": arguments}}
-        said = {"role": "assistant", "content": None, "tool_calls": [call]}
-        result = {"role": "tool", "tool_call_id": f"call_{i}", "content": "2024-01-01"}
-        rows.append({"messages": [{"role": "user", "content": "2024-01-01"}, said, result], "reward": 0.1 + 0.2})
-    Path("logs.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    model = ["--model", TINY_MODEL]
-    for name in ("in", "again"):
-        source = "logs.jsonl" if name == "in" else f"out.{suffix}"
-        assert main(["buffer", "import", source, *model, "--output", name]) == 0
-        assert main(["buffer", "export", name, f"out.{suffix}", *model]) == 0
-        logs = load_logs(Path("out.jsonl")) if suffix == "jsonl" else Dataset.from_parquet("out.parquet")
-        expected = [[user, {**said, "content": ""}, got] for user, said, got in (row["messages"] for row in rows)]
-        assert [row["messages"] for row in logs] == expected
-        assert logs["reward"][0] == 0.1 + 0.2
 
 
 class TestHelp:
@@ -561,27 +525,11 @@ class TestHelp:
         assert main([]) == main(["--help"]) == 0
         printed = capsys.readouterr().out
         assert all(f"{name} " in printed and description in printed for name, description in COMMANDS.items())
-        for name in COMMANDS:
-            with pytest.raises(SystemExit) as end:
-                main([name, "--help"])
-            assert end.value.code == 0
+        for words, has_all in (("--help", False), ("--help_all", True)):
+            with pytest.raises(SystemExit):
+                main(["train", words])
             printed = capsys.readouterr().out
-            assert printed.startswith(f"usage: trl-nlac {name}")
-            if name == "train":
-                assert (
-                    "--environment_factory" in printed
-                    and "--audit_samples" not in printed
-                    and "--adam_beta1" not in printed
-                )
-                special = printed
-        with pytest.raises(SystemExit):
-            main(["train", "--help_all"])
-        everything = capsys.readouterr().out
-        assert "--adam_beta1" in everything and len(everything) > 1.5 * len(special)
-
-    def test_as_a_module(self):
-        printed = run_program("-m", "trl_nlac", "env")
-        assert "- trl-nlac version: " in printed and "- TRL version: " in printed
+            assert "--environment_factory" in printed and ("--adam_beta1" in printed) == has_all
 
 
 class TestPlay:

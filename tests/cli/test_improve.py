@@ -164,10 +164,7 @@ def test_only_a_report(logs, capsys, monkeypatch):
     page = write_page(Path("other.html"), "improvement.html.jinja", ("page.css",), (), {}, report=report).read_text()
     assert "<mark>call(day=2)</mark> <mark>&lt;b&gt;</mark>" in page and "One &lt;b&gt;warning&lt;/b&gt;." in page
     assert "Shut.\nopen(d=2)\nIt creaks." in page and "Equal in 2 more: conversations 5, 9." in page
-    headings = [
-        page.index(heading) for heading in ("Where things went wrong", "Warnings of the", "What the logs hold")
-    ]
-    assert headings == sorted(headings) and "-2.5; the conversation ended with 0<" in page
+    assert "-2.5; the conversation ended with 0<" in page
 
 
 @pytest.mark.parametrize(

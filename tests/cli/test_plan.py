@@ -185,18 +185,6 @@ def test_a_long_context_is_shortened():
     assert "vllm_max_model_length: 4608" in texts[0]
 
 
-def test_what_is_assumed_is_said(capsys):
-    words = ["--config", "zero3_vllm_8gpu", "--gpus", "8x80GB", "--tflops", "500"]
-    assert main(["plan", *words]) == 0
-    printed = capsys.readouterr().out
-    assumed = plan_of(" ".join(words))[0].assumed
-    assert all(text in printed for text in assumed) and "  a GPU computes 500 * 10^12 operations" in printed
-    assert any("trees" in text for text in assumed) and any("vLLM takes 2 GB" in text for text in assumed)
-    assert not any(
-        "trees" in text for text in plan_of(" ".join([*words, "--attn_implementation", "eager"]))[0].assumed
-    )
-
-
 def test_json(capsys):
     assert main(["plan", "--config", "zero3_vllm_8gpu", "--gpus", "8x80GB", "--json"]) == 0
     result = json.loads(capsys.readouterr().out)
