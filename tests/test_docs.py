@@ -257,16 +257,6 @@ def test_yaml_files_exist():
     assert sorted(listed) == sorted(path.name for path in (ROOT / folders[0]).glob("*.yaml"))
 
 
-def test_commands_of_the_overview_are_those_of_the_scripts():
-    described = set()
-    for words in commands(BY_NAME["example_overview"]):
-        script = split_command(words)[0]
-        docstring = ast.get_docstring(ast.parse((ROOT / script).read_text())).replace("\\\n", " ")
-        assert " ".join(words) in " ".join(docstring.split()), words
-        described.add(Path(script).name)
-    assert described == {path.name for path in (ROOT / "examples" / "scripts").glob("*.py")}
-
-
 # Links, options, metrics, messages
 
 

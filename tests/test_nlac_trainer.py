@@ -296,34 +296,23 @@ class TestTraining:
         assert not {"refine/changed_rate", "oracle/refined_better_rate"} & trainer.state.log_history[0].keys()
         assert all(sampling and sampling.temperature == 0 for sampling in asked)  # asked for, to check targets alone
         stored = {sample.transition_id: sample.transition for sample in trainer.replay.sample(64)}
-        decode = trainer.roles.chat.tokenizer.decode
+        decode, initial = trainer.roles.chat.tokenizer.decode, trainer.initial_weights  # those of the teacher
+        initial.load_state_dict({name: 0.9 * values for name, values in initial.state_dict().items()})
+        own = weights(trainer.model)
+        loss = trainer.compute_loss(trainer.model, inputs)
+        assert_same(own, weights(trainer.model))
+        assert trainer.model.training
         expected = []
         for example in inputs.examples:
             assert not is_stored or example.completion_ids == stored[example.transition_id].action_ids
             state, question = decode(example.prompt.ids), decode(example.teacher_prompt.ids)
             assert question.startswith(state) and "Optimality:" not in state and "Optimality:" in question
-            prompts = (example.prompt, example.teacher_prompt)
-            q, p = (log_probabilities(trainer.model, prompt, example) for prompt in prompts)
+            q = log_probabilities(trainer.model, example.prompt, example)
+            with initial.swapped_into(trainer.model):
+                p = log_probabilities(trainer.model, example.teacher_prompt, example)
             expected.append((p.exp() * (p - q)).sum(-1).mean().item())
-        assert trainer.state.log_history[0]["policy/loss"] == pytest.approx(mean(expected), rel=1e-3)
+        assert loss.item() * trainer.args.per_device_train_batch_size == pytest.approx(sum(expected), rel=1e-3)
         assert mean(expected) > 0.01
-
-    def test_the_teacher_has_the_initial_weights(self, tmp_path):
-        config = {"policy_loss_type": "distill", "critic_loss_coef": 0.0, "learning_rate": 0.0, "max_steps": 1}
-        trainer = make_trained(tmp_path, config, RecordingTrainer)
-        example, initial = trainer.micro_batches[0].examples[0], trainer.initial_weights
-        initial.load_state_dict({name: 0.9 * values for name, values in initial.state_dict().items()})
-        own = weights(trainer.model)
-        loss = trainer.compute_loss(trainer.model, trainer._collate([example]))
-        loss.backward()
-        assert_same(own, weights(trainer.model))
-        assert trainer.model.training
-        q = log_probabilities(trainer.model, example.prompt, example)
-        with initial.swapped_into(trainer.model):
-            p = log_probabilities(trainer.model, example.teacher_prompt, example)
-        expected = (p.exp() * (p - q)).sum(-1).mean().item()
-        assert loss.item() * trainer.args.per_device_train_batch_size == pytest.approx(expected, rel=1e-3)
-        assert expected > 0
 
     def test_refined_actions_that_do_other_than_told_are_not_learned(self, tmp_path, monkeypatch):
         trainer = make_trainer(tmp_path, {"max_steps": 1, "logging_steps": 1}, RecordingTrainer)

@@ -26,15 +26,6 @@ def test_public_names():
         trl_nlac.NLACTrainr  # noqa: B018
 
 
-def test_readme_and_metadata_name_the_same_addresses():
-    """One that is published goes into both; until then README says so, and nothing names one."""
-    tomllib = pytest.importorskip("tomllib")  # Python 3.11
-    urls = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["urls"]
-    readme = (ROOT / "README.md").read_text()
-    assert all(url in readme for url in urls.values())
-    assert ("Not published yet" in readme) == ("Repository" not in urls)
-
-
 def test_the_wheel_has_every_file_that_the_package_reads():
     tomllib = pytest.importorskip("tomllib")  # Python 3.11
     listed = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]["trl_nlac"]
