@@ -183,13 +183,9 @@ def lines(block: Block) -> list[list[str]]:
 
 
 def commands(page: Path) -> list[list[str]]:
-    lines = []
-    for block in blocks(page):
-        if block.language == "bash":
-            lines += block.text.replace("\\\n", " ").splitlines()
     found = []
-    for line in lines:
-        words = shlex.split(re.sub(r"\$\w+", "0", line), comments=True)
+    for line in [line for block in blocks(page) if block.language == "bash" for line in lines(block)]:
+        words = [re.sub(r"\$\w+", "0", word) for word in line]
         while words and re.fullmatch(r"[A-Z_]+=.*", words[0]):
             words.pop(0)
         if words[:2] == ["accelerate", "launch"] or words[:1] == ["python"] and words[1].startswith("examples/"):

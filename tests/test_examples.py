@@ -44,30 +44,6 @@ def test_quickstart(tmp_path, world, action_format):
     NLACPrompts.from_file(tmp_path / "nlac_prompts.json")
 
 
-class Made(Exception):
-    def __init__(self, **kwargs):
-        self.kwargs = kwargs
-
-
-@pytest.fixture
-def stops_at_trainer(monkeypatch):
-    def make(**kwargs):
-        raise Made(**kwargs)
-
-    monkeypatch.setattr("trl_nlac.NLACTrainer", make)
-
-
-@pytest.mark.parametrize("words", [[], ["--world", "service_desk"]])
-def test_quickstart_reads_its_world_from_a_file(words, tmp_path, stops_at_trainer):
-    (tmp_path / "run.yaml").write_text("world: rooms\naction_format: react\nmax_steps: 3\n")
-    arguments = ["--config", str(tmp_path / "run.yaml"), "--output_dir", str(tmp_path), *words]
-    with pytest.raises(Made) as made:
-        run_script("examples/scripts/nlac_quickstart.py", *arguments)
-    made = made.value.kwargs
-    assert made["model"] == TINY_MODEL and made["args"].max_turns == (2 if words else 4)
-    assert (made["args"].max_steps, made["args"].action_format, made["args"].top_k) == (3, "react", 16)
-
-
 @pytest.mark.parametrize("path", sorted((ROOT / "examples" / "scripts").glob("nlac_*.py")), ids=lambda path: path.stem)
 def test_scripts_go_on_from_the_last_checkpoint(path):
     assert "trainer.train(resume_from_checkpoint=find_checkpoint(training_args))" in path.read_text()

@@ -180,12 +180,6 @@ class TestTrain:
         error = capsys.readouterr().err.splitlines()[-1]
         assert "guess.py, which the run in" in error and "--environment_factory" in error
 
-    def test_paths_of_an_origin_are_relative_to_the_run(self, folder):
-        note_origin("new", ["a=guess.py:GuessTheNumber", "m:Name"], {}, "org/dataset", tools=["sub/tools.py:f"])
-        noted = json.loads((folder / "new" / "_nlac_run.json").read_text())
-        assert noted["environment_factory"] == ["a=../guess.py:GuessTheNumber", "m:Name"]
-        assert noted["tools"] == ["../sub/tools.py:f"] and noted["dataset_name"] == "org/dataset"
-
     @pytest.mark.parametrize(
         ("words", "message"),
         [
@@ -403,9 +397,11 @@ def test_paths_with_an_equals_sign(folder):
         run = folder / f"run_{number}"
         run.mkdir()
         (run / "config.json").write_text("{}")
-        note_origin(run, [name], {}, None)
-        (noted,) = json.loads((run / "_nlac_run.json").read_text())["environment_factory"]
-        assert noted == name.replace("runs/", "../runs/")
+        note_origin(run, [name], {}, "org/dataset", tools=[name, "m:f"])
+        noted = json.loads((run / "_nlac_run.json").read_text())
+        moved = name.replace("runs/", "../runs/")
+        assert (noted["environment_factory"], noted["tools"]) == ([moved], [moved, "m:f"])
+        assert noted["dataset_name"] == "org/dataset"
         args = parser.parse_args([run.name, "--trust_remote_code"])
         fill_from_run(args)
         assert args.environment_factory == [name]

@@ -8,12 +8,12 @@ from pathlib import Path
 import pandas as pd
 import pytest
 import wandb
+from datasets import Dataset
 from helpers.launch import run_program
 from helpers.records_utils import CONFIG, read
-from helpers.testing_utils import TASKS, make_config, make_episode, make_trained, make_trainer
+from helpers.testing_utils import TASKS, Countdown, make_config, make_episode, make_trained, make_trainer
 from trl.trainer.callbacks import RichProgressCallback
 
-from trl_nlac.episodes.text_environment import StepResult
 from trl_nlac.records.episode_tables import SAMPLE_TEXTS, EpisodeTables
 from trl_nlac.records.folder import completions_file
 
@@ -97,24 +97,13 @@ class TestEpisodes:
         assert list(read(completions_file(str(tmp_path), 3))["episode"]) == [0]
 
     def test_a_failed_environment_is_in_the_table(self, tmp_path):
-        class Broken:
-            resets = 0
-
-            def reset(self, **task):
-                type(self).resets += 1
-                if self.resets % 4 == 0:
-                    raise RuntimeError("no such customer")
-                return "situ 2"
-
-            def step(self, action):
-                return StepResult("closed win", 1.0, terminated=True)
-
+        tasks = Dataset.from_dict({"start": [1] * 4, "fails_at": ["reset", None, None, None]})
         config = {**CONFIG, "log_completions": True, "max_steps": 2}
-        make_trainer(tmp_path, config, environment_factory=Broken).train()
+        make_trained(tmp_path, config, environment_factory=Countdown, train_dataset=tasks)
         rows = read(tmp_path / "completions" / "completions_00002.parquet")
         assert sorted(len(turns) for turns in rows["turns"]) == [0, 1, 1, 1]
         (failed,) = rows[rows["failure"].notna()].to_dict("records")
-        assert failed["failure"] == "reset: RuntimeError: no such customer" and failed["episode"] == -1
+        assert failed["failure"] == "reset: ConnectionError: no line" and failed["episode"] == -1
 
     def test_trackio(self, tmp_path):
         """In a separate process, as trackio serves its dashboard from threads that stay."""

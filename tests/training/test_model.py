@@ -40,6 +40,9 @@ from trl_nlac.training.model import base_revision, load_by_name, warn_of_replace
 from trl_nlac.types import Prompt, TrainingExample
 
 
+SMALL = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+
+
 def test_small_updates_are_kept(tmp_path):
     options = {
         **dict(per_device_train_batch_size=8, episodes_per_iteration=8, logging_steps=1, bf16=True),
@@ -248,8 +251,7 @@ def test_one_process_uses_one_of_several_gpus(tmp_path, caplog):
 
 def test_a_multimodal_model_is_saved_with_its_processor(tmp_path):
     text, tokenizer = AutoConfig.from_pretrained(TINY_MODEL), AutoTokenizer.from_pretrained(TINY_MODEL)
-    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
-    vision = CLIPVisionConfig(**sizes, image_size=28, patch_size=14)
+    vision = CLIPVisionConfig(**SMALL, image_size=28, patch_size=14)
     model = LlavaForConditionalGeneration(LlavaConfig(text_config=text, vision_config=vision, image_token_index=5))
     model.generation_config.eos_token_id = tokenizer.eos_token_id
     model.save_pretrained(tmp_path / "base")
@@ -269,26 +271,11 @@ def test_a_multimodal_model_is_saved_with_its_processor(tmp_path):
 
 
 def test_experts_are_balanced(tmp_path):
-    config = Qwen3MoeConfig(
-        vocab_size=AutoConfig.from_pretrained(TINY_MODEL).vocab_size,
-        hidden_size=16,
-        intermediate_size=16,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        num_key_value_heads=2,
-        head_dim=8,
-        num_experts=4,
-        num_experts_per_tok=2,
-        moe_intermediate_size=16,
-        router_aux_loss_coef=0.5,
-    )
+    tokenizer = AutoTokenizer.from_pretrained(TINY_MODEL)
+    experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "router_aux_loss_coef": 0.5}
+    config = Qwen3MoeConfig(**SMALL, **experts, vocab_size=len(tokenizer), num_key_value_heads=2, head_dim=8)
     options = {"max_steps": 1, "max_turns": 1, "max_completion_length": 4, "logging_steps": 1, "learning_rate": 0.0}
-    trainer = make_trained(
-        tmp_path,
-        options,
-        model=Qwen3MoeForCausalLM(config),
-        processing_class=AutoTokenizer.from_pretrained(TINY_MODEL),
-    )
+    trainer = make_trained(tmp_path, options, model=Qwen3MoeForCausalLM(config), processing_class=tokenizer)
     assert trainer.args.router_aux_loss_coef == 0.5 and trainer.state.log_history[0]["aux_loss"] >= 1
     examples = [TrainingExample("policy", Prompt.of([5, 6, 7]), (i, i + 1)) for i in range(9, 13)]
     trainer._taken.append(examples)

@@ -50,10 +50,7 @@ def contents(folder: Path) -> dict[Path, bytes]:
 
 
 def copied(run: Path, folder: Path) -> Path:
-    for path, content in contents(run).items():
-        (folder / path.relative_to(run)).parent.mkdir(parents=True, exist_ok=True)
-        (folder / path.relative_to(run)).write_bytes(content)
-    return folder
+    return shutil.copytree(run, folder, ignore=shutil.ignore_patterns("_lock"))
 
 
 class TestSecondRun:
