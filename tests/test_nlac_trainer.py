@@ -314,22 +314,6 @@ class TestTraining:
         assert loss.item() * trainer.args.per_device_train_batch_size == pytest.approx(sum(expected), rel=1e-3)
         assert mean(expected) > 0.01
 
-    def test_refined_actions_that_do_other_than_told_are_not_learned(self, tmp_path, monkeypatch):
-        trainer = make_trainer(tmp_path, {"max_steps": 1, "logging_steps": 1}, RecordingTrainer)
-        refine, told = trainer._refine, []
-
-        def repeat_the_first(*args):
-            first, *others = refine(*args)
-            assert not first.is_kept
-            told.extend(other.refined_action.token_ids for other in others if other.complies)
-            return [replace(first, action=first.refined_action.parsed), *others]
-
-        monkeypatch.setattr(trainer, "_refine", repeat_the_first)
-        trainer.train()
-        examples = [example for batch in trainer.micro_batches for example in batch.examples]
-        assert sorted(e.completion_ids for e in examples if e.loss == "policy") == sorted(told) and len(told) == 3
-        assert trainer.state.log_history[0]["health/refine_compliance"] == 0.75
-
     def test_thoughts_are_not_taught_by_those_who_read_the_critique(self, tmp_path):
         with pytest.raises(ValueError, match="`policy_loss_type='distill'` would teach chains of thought"):
             make_trainer(tmp_path, {"policy_loss_type": "distill"}, processing_class=make_tokenizer("qwen3"))

@@ -27,7 +27,6 @@ from trl_nlac.cli.play import _take_untrained
 from trl_nlac.cli.train import find_checkpoint
 from trl_nlac.environments.embedded import TINY_MODEL
 from trl_nlac.options.environment_options import EnvironmentOptions
-from trl_nlac.records.folder import completions_file
 from trl_nlac.report.shown_notes import read_settings
 from trl_nlac.written_files import write_json
 
@@ -503,15 +502,15 @@ def test_prompts_need_no_environment(folder, capsys):
     words += ["--use_cpu", "--bf16", "False", "--report_to", "none", "--max_steps", "1"]
     assert main(words) == 2
     assert "on prompts whose answers are scored, --dataset_name and --reward_funcs" in capsys.readouterr().err
-    words += ["--reward_funcs", "guess.py:pay", "--max_completion_length", "16", "--eval_on_start"]
+    words += ["--reward_funcs", "guess.py:pay", "--max_completion_length", "16"]
     assert main([*words, "--dataset_name", "tasks.jsonl"]) == 2
     assert "(tasks have a column `prompt`)" in capsys.readouterr().err
     words += ["--dataset_train_split", "train[:1]", "--dataset_test_split", "train[1:]", "--eval_strategy", "steps"]
-    assert main([*words, "--log_completions", "True"]) == 0
+    assert main([*words, "--eval_on_start", "True", "--log_completions", "True"]) == 0
     assert "1 optimizer steps" in capsys.readouterr().out
-    for kind, prompt in (("", "Say one."), ("eval", "Say two.")):
-        rows = Dataset.from_parquet(str(completions_file("prompts", 0 if kind else 1, kind)))
-        assert {json.loads(task)["prompt"] for task in rows["task"]} == {prompt}
+    for kind, prompt in (("completions", "Say one."), ("eval_completions", "Say two.")):
+        (path,) = Path("prompts", "completions").glob(f"{kind}_*.parquet")
+        assert {json.loads(task)["prompt"] for task in Dataset.from_parquet(str(path))["task"]} == {prompt}
     assert main(["evaluate", "prompts", "--num_episodes", "2", "--trust_remote_code"]) == 0
     assert "0.25" in capsys.readouterr().out
 

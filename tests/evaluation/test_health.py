@@ -79,7 +79,7 @@ class TestHealth:
         assert "health/refine_compliance" not in health_metrics(ROLES, [], [], [kept])
 
     def test_warns_once_by_name(self, caplog):
-        monitor, names = HealthMonitor(), ["health/backup_fidelity", "health/refine_compliance", "critic/format_rate"]
+        monitor, names = HealthMonitor(), ["critic/format_rate", "health/backup_fidelity", "health/refine_compliance"]
         healthy, ill = dict.fromkeys(names, 0.95), dict.fromkeys(names, 0.3)
         with caplog.at_level(logging.WARNING):
             assert not any(monitor.update(healthy) for _ in range(20))

@@ -6,7 +6,7 @@ import sys
 import threading
 from importlib import import_module
 from types import SimpleNamespace
-from unittest.mock import MagicMock
+from unittest.mock import MagicMock, patch
 
 import torch
 
@@ -22,11 +22,9 @@ class Engine:
 
 def test_the_thread_has_the_stream_in_which_weights_are_loaded(monkeypatch):
     """A thread has the default stream and the first device, unless others are set."""
-    for name in ("vllm", "vllm.lora", "vllm.lora.request", "vllm.sampling_params"):
-        monkeypatch.setitem(sys.modules, name, MagicMock())
-    monkeypatch.delitem(sys.modules, "trl_nlac.generation.vllm.request_loop", raising=False)
-    module = import_module("trl_nlac.generation.vllm.request_loop")
-    monkeypatch.delitem(sys.modules, "trl_nlac.generation.vllm.request_loop")
+    vllm = dict.fromkeys(("vllm", "vllm.lora", "vllm.lora.request", "vllm.sampling_params"), MagicMock())
+    with patch.dict(sys.modules, vllm):
+        module = import_module("trl_nlac.generation.vllm.request_loop")
     here = threading.local()
     fakes = {
         "is_available": lambda: True,

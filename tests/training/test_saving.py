@@ -95,7 +95,7 @@ class TestSaving:
                 return StepResult("Done.", reward=float(not Desk.is_down), terminated=True)
 
             def ask(self, method: str):
-                Desk.asked += 1
+                Desk.asked += method == failing
                 if Desk.is_down and method == failing and (share == 1 or Desk.asked % 4):
                     raise ConnectionError("the server is gone")
 
