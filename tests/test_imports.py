@@ -5,7 +5,6 @@
 import ast
 import subprocess
 import sys
-from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -145,13 +144,6 @@ def test_the_border(code, own):
     wings = {name.removeprefix("trl_nlac.") for name in names if name.split(".")[1] in WING_NAMES}
     assert wings == own  # the face that was asked
     assert int(lines) <= 19_500
-
-
-def test_no_two_modules_share_a_name():
-    """A traceback's file name says which module it is."""
-    names = Counter(path.name for path in PACKAGE.rglob("*.py") if not path.name.startswith("__"))
-    commands = {path.name for path in PACKAGE.glob("cli/*.py")}
-    assert [name for name, number in names.items() if number > 1 and name not in commands] == []
 
 
 def test_no_circles():

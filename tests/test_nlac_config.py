@@ -56,10 +56,8 @@ class TestNLACConfig:
         [
             ({}, 160, 1),  # eight for each of 20 turns
             ({"max_turns": 3}, 64, 2),  # eight batches
-            ({"max_turns": 1}, 64, 8),
             ({"episodes_per_iteration": 5, "max_turns": 3}, 120, 5),
             ({"samples_per_iteration": 1024}, 1024, 6),
-            ({"samples_per_iteration": 8}, 8, 1),
         ],
     )
     @pytest.mark.parametrize("split", [(8, 1), (4, 2), (1, 8)])

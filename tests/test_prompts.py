@@ -63,12 +63,6 @@ class TestParsing:
 
 
 class TestNLACPrompts:
-    def test_lacking_field_is_named(self):
-        with pytest.raises(ValueError, match="`successor` lacks the field `{next_observation}`"):
-            NLACPrompts(successor="What comes next?")
-        with pytest.raises(ValueError, match="`backup_terminated` lacks the field `{score}`"):
-            NLACPrompts(backup_terminated="{next_observation} Judge.")
-
     def test_every_required_field_is_asked_for(self):
         for name, required in _REQUIRED_FIELDS.items():
             for field in required:
@@ -176,15 +170,3 @@ class TestNLACPrompts:
         assert repeats and prompts.repeated_in(
             ["Search the shelf.", "and nothing else:\nFuture: <what happens next and how"]
         ) == [False, True]
-
-    def test_scores_come_with_their_scale(self):
-        values = {
-            "next_observation": "The door is\nshut.",
-            "observed": "The door is shut.",
-            "score": "0.5",
-            "success_threshold": "2",
-            "outcome": "failed",
-        }
-        (asked,) = NLACPrompts().question("backup_terminated", **values)
-        assert "The final score is 0.5; a score of 2 or more is a success. The task has failed." in asked["content"]
-        assert "\nFuture: The door is shut. The task has failed.\n" in asked["content"]

@@ -15,7 +15,7 @@ from trl_nlac.cli.main import COMMANDS, main
 from trl_nlac.cli.train_options import TrainParser
 
 
-SLOW = {"torch", "transformers", "datasets", "accelerate", "evaluate"}
+SLOW = {"torch", "transformers", "trl", "peft", "datasets", "accelerate", "evaluate"}
 IN_A_FRESH_PROCESS = """
 import sys
 from types import SimpleNamespace
@@ -40,7 +40,7 @@ def run_all(commands: list[list[str]], code: int = 0) -> str:
 
 def test_no_help_loads_a_slow_library():
     actions = [["buffer", action, "--help"] for action in ("stats", "export", "import")]
-    run_all([["--help"], ["--version"], *([name, "--help"] for name in COMMANDS), *actions])
+    run_all([[], ["--help"], ["--version"], *([name, "--help"] for name in COMMANDS), *actions])
 
 
 def test_mistakes_are_told_without_the_libraries():

@@ -88,17 +88,9 @@ def test_from_logs_to_a_better_model(logs, capsys):
     assert Path("improved/model", GUARD_FILE).exists() == (report["guard"] is not None)
     assert main(["improve", "logs.jsonl", *MODEL]) == 2
     assert "has the results of another run" in capsys.readouterr().err
-    again = ["--model_name_or_path", "improved/model", "--output_dir", "second", "--max_steps", "1", "--only_report"]
-    assert main(["improve", "logs.jsonl", *SHORT, *again]) == 0
+    again = ["--model_name_or_path", "improved/model", "--output_dir", "second", "--max_steps", "1"]
+    assert main(["improve", "logs.jsonl", *SHORT, *again, *size, "--learning_rate", "0.01"]) == 0
     assert "improved/model is an adapter, which is trained further." in capsys.readouterr().out
-
-
-def test_an_adapter_is_trained_further(logs):
-    size = ["--per_device_train_batch_size", "1", "--samples_per_iteration", "1", "--disable_tqdm", "True"]
-    size += ["--max_steps", "1", "--learning_rate", "0.01"]
-    assert main(["improve", "logs.jsonl", *MODEL, *SHORT, *size]) == 0
-    words = ["--model_name_or_path", "improved/model", "--output_dir", "second"]
-    assert main(["improve", "logs.jsonl", *words, *SHORT, *size]) == 0
     first, second = (load_file(f"{run}/model/adapter_model.safetensors") for run in ("improved", "second"))
     assert first.keys() == second.keys() and any(not torch.equal(first[name], second[name]) for name in first)
 
@@ -172,10 +164,7 @@ def test_only_a_report(logs, capsys, monkeypatch):
     page = write_page(Path("other.html"), "improvement.html.jinja", ("page.css",), (), {}, report=report).read_text()
     assert "<mark>call(day=2)</mark> <mark>&lt;b&gt;</mark>" in page and "One &lt;b&gt;warning&lt;/b&gt;." in page
     assert "Shut.\nopen(d=2)\nIt creaks." in page and "Equal in 2 more: conversations 5, 9." in page
-    headings = [
-        page.index(heading) for heading in ("Where things went wrong", "Warnings of the", "What the logs hold")
-    ]
-    assert headings == sorted(headings) and "-2.5; the conversation ended with 0<" in page
+    assert "-2.5; the conversation ended with 0<" in page
 
 
 @pytest.mark.parametrize(

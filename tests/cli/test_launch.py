@@ -61,9 +61,16 @@ def test_errors_say_what_there_is(words, message, capsys):
     assert capsys.readouterr().err.startswith("trl-nlac train: error: ")
 
 
-def test_a_configuration_of_accelerate_does_not_belong_into_a_recipe(tmp_path):
-    (tmp_path / "run.yaml").write_text("accelerate_config: zero3\nuse_cpu: true\nbf16: false\n")
-    with pytest.raises(CommandError, match="Write --accelerate_config on the command line"):
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("accelerate_config: zero3", "Write --accelerate_config on the command line"),
+        ("max_turn: 3", "there is no option '--max_turn', did you mean '--max_turns'?"),
+    ],
+)
+def test_what_does_not_belong_into_a_recipe(tmp_path, text, message):
+    (tmp_path / "run.yaml").write_text(f"{text}\nuse_cpu: true\nbf16: false\n")
+    with pytest.raises(CommandError, match=message):
         TrainParser().read(["--config", str(tmp_path / "run.yaml")])
 
 

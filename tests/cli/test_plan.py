@@ -2,7 +2,6 @@
 
 """`trl-nlac plan`: what it prints, the recipes that it is asked about, and the lines that scripts and pages print."""
 
-import ast
 import json
 import re
 import shlex
@@ -110,52 +109,6 @@ def test_printed_lines_have_a_batch_size_and_fit(name, line):
     assert plan.fits, (line, plan.problems)
 
 
-@pytest.mark.parametrize(
-    ("script", "num_eval_tasks"),
-    [
-        *((f"nlac_{name}.py", 50) for name in ("agent", "mcp", "openenv", "textarena")),
-        ("nlac_twenty_questions.py", 38),
-    ],
-)
-def test_full_runs_play_more_to_train_than_to_evaluate(script, num_eval_tasks):
-    (line,) = [line for name, line in gpu_lines() if name == script and "--use_peft" in line]
-    assert line in lines_of(ROOT / "docs" / "source" / "example_overview.md")
-    _, arguments = line.split(f"{script} ")
-    args, _ = TrainParser().parse_known_args(arguments.split())
-    played = args.max_steps * 8 / args.samples_per_iteration * args.episodes_per_iteration
-    assert args.per_device_train_batch_size * args.gradient_accumulation_steps == 8
-    assert played >= 2 * num_eval_tasks * (args.max_steps / args.eval_steps + 1)
-
-
-@pytest.mark.parametrize(
-    ("page", "words"),
-    [
-        ("tau_bench", "--model_name_or_path Qwen/Qwen3-4B-Instruct-2507 --use_peft --gpus 1x80GB"),
-        ("checkpoints", "--model_name_or_path Qwen/Qwen2.5-7B-Instruct --gpus 8x80GB"),
-    ],
-)
-def test_code_of_pages_fits(page, words):
-    text = (ROOT / "docs" / "source" / f"{page}.md").read_text()
-    code = next(block for block in re.findall(r"```python\n(.*?)```", text, re.DOTALL) if "NLACConfig(" in block)
-    calls = [node for node in ast.walk(ast.parse(code)) if isinstance(node, ast.Call)]
-    call = next(call for call in calls if ast.unparse(call.func) == "NLACConfig")
-    options = {keyword.arg: ast.literal_eval(keyword.value) for keyword in call.keywords}
-    options |= options.pop("model_init_kwargs", {})
-    plan, _ = plan_of(f"{words} {' '.join(f'--{name} {value}' for name, value in options.items())}")
-    assert plan.fits, plan.problems
-
-
-def test_the_line_that_was_printed_before_does_not_fit():
-    """20 questions on 8 GPUs, with the default batch sizes; and the plan names what makes it fit."""
-    line = "--model_name_or_path Qwen/Qwen2.5-7B-Instruct --max_turns 25 --gpus 8x80GB --accelerate_config zero3"
-    plan, _ = plan_of(line)
-    assert not plan.fits and re.fullmatch(r"generation: [\d.]+ GB too much; .* takes [\d.]+ GB\.", plan.problems[0])
-    assert any(other.fits for _, other in plan.remedies)
-    text, other = next((text, other) for text, other in plan.remedies if other.fits)
-    assert "use_vllm" in text or "max_generation_batch_size" in text
-    assert other.peak + other.machines.reserve <= other.machines.memory
-
-
 def test_a_server_of_adapters_starts_and_is_found():
     line = "--config lora_1gpu --use_vllm True --vllm_mode server --gpus 4x80GB --server_gpus 2x80GB"
     _, (server, training) = plan_of(f"{line} --lora_r 20")
@@ -230,25 +183,6 @@ def test_a_long_context_is_shortened():
     without, _ = plan_of(f"{line} --use_vllm False --max_generation_batch_size 512")
     texts = [text for text, other in without.remedies if text.startswith("use_vllm") and other.fits]
     assert "vllm_max_model_length: 4608" in texts[0]
-
-
-def test_the_longest_phase_is_marked(capsys):
-    assert main(["plan", "--config", "paper", "--gpus", "8x80GB", "--nodes", "8"]) == 0
-    (marked,) = [line for line in capsys.readouterr().out.splitlines() if "(longest)" in line]
-    seconds = {phase.name: phase.seconds for phase in plan_of("--config paper --gpus 8x80GB --nodes 8")[0].iteration}
-    assert max(seconds, key=seconds.get) in marked
-
-
-def test_what_is_assumed_is_said(capsys):
-    words = ["--config", "zero3_vllm_8gpu", "--gpus", "8x80GB", "--tflops", "500"]
-    assert main(["plan", *words]) == 0
-    printed = capsys.readouterr().out
-    assumed = plan_of(" ".join(words))[0].assumed
-    assert all(text in printed for text in assumed) and "  a GPU computes 500 * 10^12 operations" in printed
-    assert any("trees" in text for text in assumed) and any("vLLM takes 2 GB" in text for text in assumed)
-    assert not any(
-        "trees" in text for text in plan_of(" ".join([*words, "--attn_implementation", "eager"]))[0].assumed
-    )
 
 
 def test_json(capsys):

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from datasets import Dataset, IterableDataset
-from helpers.testing_utils import TASKS, Answering, Countdown, make_roles, make_trained, make_trainer
+from helpers.testing_utils import TASKS, Answering, Countdown, make_roles, make_trainer
 
 from trl_nlac import nlac_trainer
 from trl_nlac.environments import StepResult
@@ -82,14 +82,3 @@ class TestEvaluation:
         chosen = [judged(seed) for seed in range(4)]
         pool.close()
         assert judged(0) == chosen[0] and len({frozenset(one) for one in chosen}) > 1
-
-    def test_during_training(self, tmp_path):
-        trainer = make_trained(tmp_path, {"eval_strategy": "steps", "eval_steps": 1}, eval_dataset=TASKS)
-        steps = [entry["step"] for entry in trainer.state.log_history if "eval_episode/success_rate" in entry]
-        assert steps == [1, 2]
-        assert len(trainer.replay.episodes) == 8  # of training alone
-
-    def test_several_datasets(self, tmp_path):
-        trainer = make_trainer(tmp_path, eval_dataset={"train": TASKS, "held_out": TASKS})
-        metrics = trainer.evaluate()
-        assert {"eval_train_episode/return", "eval_held_out_episode/return"} <= set(metrics)

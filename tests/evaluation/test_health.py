@@ -79,32 +79,20 @@ class TestHealth:
         assert "health/refine_compliance" not in health_metrics(ROLES, [], [], [kept])
 
     def test_warns_once_by_name(self, caplog):
-        monitor = HealthMonitor()
-        healthy, ill = {"health/backup_fidelity": 0.95}, {"health/backup_fidelity": 0.3}
+        monitor, names = HealthMonitor(), ["critic/format_rate", "health/backup_fidelity", "health/refine_compliance"]
+        healthy, ill = dict.fromkeys(names, 0.95), dict.fromkeys(names, 0.3)
         with caplog.at_level(logging.WARNING):
             assert not any(monitor.update(healthy) for _ in range(20))
-            assert sum((monitor.update(ill) for _ in range(20)), []) == ["health/backup_fidelity"]
+            assert sum((monitor.update(ill) for _ in range(20)), []) == names
             assert "Bellman targets no longer repeat what was observed: `health/backup_fidelity` fell" in caplog.text
             assert "Lower `learning_rate`" in caplog.text
             for _ in range(30):
                 monitor.update(healthy)
-            assert sum((monitor.update(ill) for _ in range(20)), []) == ["health/backup_fidelity"]
+            assert sum((monitor.update(ill) for _ in range(20)), []) == names
 
     def test_a_fall_among_the_first_values_is_not_reported(self):
         monitor = HealthMonitor()
         assert not any(monitor.update({"critic/format_rate": value}) for value in (1.0, 0.0, 0.0, 0.0))
-
-    @pytest.mark.parametrize(
-        ("name", "told"),
-        [
-            ("critic/format_rate", "The form of critiques is being lost: `critic/format_rate` fell from 0.90 to"),
-            ("health/refine_compliance", "do what critiques say: `health/refine_compliance` fell from 0.90 to"),
-        ],
-    )
-    def test_says_what_is_lost(self, caplog, name, told):
-        monitor = HealthMonitor()
-        found = [monitor.update({name: value}) for value in [0.9] * 5 + [0.1] * 5]
-        assert sum(found, []) == [name] and told in caplog.text
 
     def test_warns_when_advice_comes_to_name_the_criticised_actions(self, caplog):
         name, monitor = "health/advice_repeats_action", HealthMonitor()
@@ -130,12 +118,6 @@ class TestFormatMonitor:
             assert monitor.causes() == {}
             again = sum((monitor.update({"critic/format_rate": 0.0}) for _ in range(20)), [])
         assert again == ["critic/format_rate"]
-
-    def test_a_resumed_run_goes_on(self):
-        monitor, resumed = FormatMonitor(max_completion_length=256), FormatMonitor(max_completion_length=256)
-        assert monitor.update({"critic/format_rate": 0.0, "policy/format_rate": 0.9})
-        resumed.load_state_dict(json.loads(json.dumps(monitor.state_dict())))
-        assert resumed == monitor and resumed.update({"critic/format_rate": 0.0}) == []
 
     def test_answers_that_are_cut_off_are_the_cause_of_broken_formats(self):
         monitor = FormatMonitor(max_completion_length=256)
@@ -186,10 +168,3 @@ class TestSuccessMonitor:
             )
             <= 1
         )
-
-    def test_state(self):
-        rng = random.Random(0)
-        monitor, resumed = SuccessMonitor(), SuccessMonitor()
-        self.play(monitor, 0.9, 200, rng)
-        resumed.load_state_dict(json.loads(json.dumps(monitor.state_dict())))
-        assert self.play(resumed, 0.1, 80, rng) == 1

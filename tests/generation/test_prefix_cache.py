@@ -8,7 +8,6 @@ from transformers.cache_utils import DynamicLayer
 
 from trl_nlac.environments.embedded import TINY_MODEL
 from trl_nlac.generation.prefix_cache import PrefixCache, Reading, RoomyLayer, can_be_continued
-from trl_nlac.generation.reader import plan, shared_beginnings
 
 
 TOKEN_SIZE = 2 * 2 * 1 * 3 * 4  # bytes: keys and values of two layers with one head of three dimensions
@@ -39,17 +38,6 @@ def read(cache, *sequences):
 
 
 class TestPrefixCache:
-    def test_a_batch_is_loaded_in_its_columns(self):
-        cache = PrefixCache(10**6)
-        assert read(cache, [1, 2, 3, 4], [1, 2, 5]) == [0, 0]
-        readings = [Reading([1, 2, 3, 4, 6]), Reading([1, 2, 5, 7], start=1), Reading([8], start=4)]
-        cache.find(readings)
-        assert [reading.num_unread for reading in readings] == [1, 1, 1]
-        loaded = cache.load(readings, 4)
-        expected = states([[1, 2, 3, 4], [1, 2, 5], [0]])
-        for layer, other in zip(loaded.layers, expected.layers, strict=True):
-            assert torch.equal(layer.keys, other.keys) and torch.equal(layer.values, other.values)
-
     def test_what_was_not_used_for_the_longest_time_is_dropped(self):
         cache = PrefixCache(limit(40))
         first, second, third, nines = ([1, 2, *range(10, 22)], [1, 2, *range(30, 42)], [*range(50, 62)], [9] * 10)
@@ -67,19 +55,6 @@ class TestPrefixCache:
         assert read(cache, [*range(1, 21)]) == [0]
         assert read(cache, [*range(30, 34)]) == [0]
         assert read(cache, [*range(1, 21)]) == [16]
-
-    def test_what_a_batch_uses_stays_until_its_end(self):
-        cache = PrefixCache(limit(6))
-        read(cache, [1, 2, 3, 4])
-        cache.start_batch()
-        sequences = [[1, 2, 3, 4, 5], [7, 8, 9, 10]]  # three tokens more than there is room for
-        readings = [Reading(sequences[0]), Reading(sequences[1], start=1)]
-        cache.find(readings)
-        cache.keep(readings, states(sequences))
-        assert [len(reading.path) for reading in readings] == [5, 1]
-        expected = states(sequences[:1])
-        for layer, other in zip(cache.load(readings[:1], 5).layers, expected.layers, strict=True):
-            assert torch.equal(layer.keys, other.keys) and torch.equal(layer.values, other.values)
 
     def test_a_batch_that_is_too_large_keeps_what_fits(self):
         cache = PrefixCache(limit(20))
@@ -106,30 +81,9 @@ class TestPrefixCache:
             if width:
                 for layer, other in zip(cache.load(readings, width).layers, expected.layers, strict=True):
                     assert torch.equal(layer.keys, other.keys[:, :, :width])
+                    assert torch.equal(layer.values, other.values[:, :, :width])
             cache.keep(readings, expected)
             assert cache.size <= limit(room)
-
-
-class TestPlan:
-    def test_similar_lengths_are_read_together(self):
-        assert plan([10, 12, 11])[0] == 12
-        assert plan([]) == (0, 0)
-
-    def test_much_longer_ones_are_read_before(self):
-        assert plan([10] * 16 + [500])[0] == 10
-        assert plan([10] * 16 + [300] * 4 + [900])[0] == 10
-        assert plan([500])[0] == 500
-
-    def test_shared_beginnings(self):
-        trunk = list(range(200))
-        (beginning,) = shared_beginnings([Reading([*trunk, 500 + i]) for i in range(4)])
-        assert beginning.token_ids == trunk
-        # The turns of an episode: the longest one is read to where the one before it ends.
-        turns = [Reading([*trunk[:length], 900]) for length in (50, 100, 150, 200)]
-        (beginning,) = shared_beginnings(turns)
-        assert beginning.token_ids == trunk[:150]
-        assert not shared_beginnings([Reading([*trunk[:8], 500 + i]) for i in range(4)])  # not worth a forward pass
-        assert not shared_beginnings([Reading([i, *trunk]) for i in range(4)])
 
 
 def test_a_layer_with_room_holds_what_a_plain_one_does():

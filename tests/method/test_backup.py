@@ -50,20 +50,6 @@ class TestBellmanTargets:
         bellman_targets(roles, [Transition(cut, 1)], "implicit")
         assert asked(roles)[0].endswith("refused needs photo lose Scenario?<|end|><|assistant|>")
 
-    def test_explicit_bootstrap(self):
-        action, future = "route billing amber badge noon", "Future: refused needs photo lose\nOptimality: No use photo"
-        roles = make_roles([action, future, CRITIQUE, CRITIQUE])
-        bellman_targets(roles, make_transitions(roles), bootstrap="explicit")
-        policy, critic, backup, _ = asked(roles)
-        state_action = "<|user|> baku 2<|end|><|assistant|> route billing ruby photo noon<|end|>"
-        assert policy == state_action + "<|user|> refused needs amber 1<|end|><|assistant|>"
-        assert critic == policy + f" {action}<|end|><|user|> Critique?<|end|><|assistant|>"
-        assert backup == (
-            state_action
-            + "<|user|> refused needs amber 1 Scenario?<|end|><|assistant|>"
-            + f" {action} refused needs photo lose<|end|><|user|> Summary?<|end|><|assistant|>"
-        )
-
     def test_explicit_bootstrap_samples_as_the_policy_and_the_critic_do(self):
         """The next action is the policy's own, and its future the critic's (equation 1)."""
         future = "Future: refused needs photo lose\nOptimality: No use photo"
@@ -156,15 +142,8 @@ class TestBellmanTargets:
         roles = make_roles([], single_step=True, max_turns=1, max_prompt_length=500)
         assert is_answerable(roles, transition, needs_target=True)  # nobody is shown it where a task is a single step
 
-    def test_monte_carlo_shows_the_score(self):
-        prompts = replace(COMPACT_PROMPTS, observed_end=NLACPrompts().observed_end)
-        roles = make_roles([CRITIQUE], prompts)
-        bellman_targets(roles, make_transitions(roles)[:1], bootstrap="monte_carlo")
-        (backup,) = asked(roles)
-        assert "needs photo lose The task ended with that, with a final score of 0.<|end|>" in backup
-
     def test_monte_carlo(self):
-        roles = make_roles([CRITIQUE, CRITIQUE])
+        roles = make_roles([CRITIQUE, CRITIQUE], replace(COMPACT_PROMPTS, observed_end=NLACPrompts().observed_end))
         first, last = make_transitions(roles)
         targets = bellman_targets(roles, [last, first], bootstrap="monte_carlo")
         assert all(target.parsed for target in targets)
@@ -172,7 +151,8 @@ class TestBellmanTargets:
         assert terminated.endswith("refused needs photo lose Score 0 Summary?<|end|><|assistant|>")
         assert backup.endswith(
             "<|user|> refused needs amber 1 Scenario?<|end|><|assistant|> route billing amber badge noon"
-            " refused needs photo lose<|end|><|user|> Summary?<|end|><|assistant|>"
+            " refused needs photo lose The task ended with that, with a final score of 0.<|end|>"
+            "<|user|> Summary?<|end|><|assistant|>"
         )
 
     def test_monte_carlo_shortens_a_long_course(self):

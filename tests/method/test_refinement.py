@@ -53,11 +53,6 @@ class TestRefineAttempts:
         assert unread == [None, None] and refinement.refined_action.text == "c"
         assert asked(roles)[-1].count("Revise?") == 1 and " b<|end|>" in asked(roles)[-1]
 
-    def test_broken_refinement_is_dropped(self):
-        roles = make_roles(["a", NO, ""], max_format_retries=0)
-        assert refine_fresh(roles, make_transitions(roles)[:1]) == [None]
-        assert not roles.generator.answers
-
     def test_the_best_actions_are_their_own_refinements(self):
         roles = make_roles(["b1", "c1", NO, YES, "b2"], max_format_retries=0)
         transitions = make_transitions(roles)

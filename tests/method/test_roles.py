@@ -185,17 +185,6 @@ class TestReasoning:
         assert "It answered refused." in asked(roles)[-2] and "The score is 0." in asked(roles)[-1]
         assert all(prompt.count(NLACPrompts().correct_backup) == 1 for prompt in asked(roles)[-2:])
 
-    def test_rewritten_thoughts_that_make_an_answer_too_long(self):
-        """The context of the model has room for the longest answer of any role after the longest prompt."""
-        expected = "I expect a refusal, because no amber was on the tray, and the desk refuses what it cannot place."
-        thoughts = [f"<corrected_think>{thought}</corrected_think>" for thought in (expected, "So.")]
-        length = len(self.make_roles([]).generator.answers[1]) + 2
-        roles = self.make_roles(thoughts, max_completion_length=length)
-        first, second = bellman_targets(roles, make_transitions(roles), "implicit")
-        assert first.parsed is None and second.parsed and len(second.token_ids) <= length
-        metrics = roles.take_metrics()
-        assert metrics["correction/too_long_ratio"] == 0.5 and metrics["correction/format_rate"] == 1.0
-
     @pytest.mark.parametrize(("lacking", "is_trained"), [(0, True), (1, False)])
     def test_a_rewritten_answer_may_be_as_long_as_the_longest_of_any_role(self, lacking, is_trained):
         """Of the policy, for example, though those of the backup are shorter."""
@@ -205,6 +194,7 @@ class TestReasoning:
         roles = self.make_roles([f"<corrected_think>{thought}</corrected_think>"] * 2, **limits)
         targets = bellman_targets(roles, make_transitions(roles), "implicit")
         assert [target.parsed is not None for target in targets] == [is_trained] * 2
+        assert roles.take_metrics()["correction/too_long_ratio"] == lacking
 
     def test_it_can_be_switched_off(self):
         roles = self.make_roles([], reasoning=False)

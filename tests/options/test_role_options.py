@@ -53,7 +53,6 @@ class TestRoleSampling:
             ),
             ({"backup": 0.5}, r"`role_sampling\['backup'\]` must be a dict of settings, got 0.5"),
             ("backup", "`role_sampling` must be a dict, or JSON of one, or None, got 'backup'"),
-            ('["backup"]', "`role_sampling` must be a dict, or JSON of one, or None, got "),
             (
                 {"backup": {"temperature": -1}},
                 r"`role_sampling\['backup'\]\['temperature'\]` must be 0, or between 0.001 and 1,000, got -1",
@@ -61,8 +60,6 @@ class TestRoleSampling:
             ({"refine": {"top_p": 2.0}}, r"\['refine'\]\['top_p'\]` must be above 0 and at most 1, got 2.0"),
             ({"refine": {"min_p": -0.1}}, r"\['min_p'\]` must be between 0 and 1, got -0.1"),
             ({"policy": {"max_tokens": 0}}, r"\['max_tokens'\]` must be between 1 and 1,000,000, got 0"),
-            ({"policy": {"max_tokens": 1.5}}, r"\['max_tokens'\]` must be between 1 and 1,000,000, got 1.5"),
-            ({"policy": {"temperature": None}}, r"\['temperature'\]` must be 0, or between 0.001 and 1,000, got None"),
             ({"policy": {"temperature": 1e-40}}, r"'temperature'\]` must be 0, or between 0.001 and 1,000, got 1e-40"),
             ({"policy": {"min_p": float("nan")}}, r"\['min_p'\]` must be between 0 and 1, got nan"),
             ({"policy": {"top_k": True}}, r"\['top_k'\]` must be not negative, got True"),
@@ -80,9 +77,6 @@ class TestGenerationKwargs:
             ({"seed": 0}, r"'seed' \(use `seed`, from which each answer has its own\), got {'seed': 0}"),
             ({"max_tokens": 4000}, r"'max_tokens' \(use `max_completion_length` or `role_sampling`\), got "),
             ({"max_new_tokens": 4000}, r"'max_new_tokens' \(use `max_completion_length`"),
-            ({"n": 2}, r"'n' \(leave it out: a prompt has one answer\), got {'n': 2}"),
-            ({"stop_token_ids": []}, r"'stop_token_ids' \(use the tokenizer's `eos_token`\), got "),
-            ({"detokenize": True}, r"'detokenize' \(leave it out: "),
             ({"logprobs": 1}, r"'logprobs' \(leave it out: "),
             (
                 '{"temperature": 0.7, "no_repeat_ngram_size": 3, "top_k": 5}',

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
 import json
-from dataclasses import replace
 
 import pandas as pd
 import pyarrow.parquet as pq
@@ -90,17 +89,6 @@ class TestAudit:
         (row,) = read(tmp_path / "_audit" / "audit_00001_process0.parquet").to_dict("records")
         assert row["policy_loss"] == 1.0
 
-    def test_a_task_with_secrets_is_json(self, tmp_path):
-        note = 'say "hi" then password="hunter2" ok'
-        episode = replace(make_episode(num_turns=1), task={"note": note})
-        trail = AuditTrail(tmp_path, process=0)
-        target = Answer(Prompt.of([1]), (9,), "Future: seen 1", Critique("seen 1", True))
-        trail.open([Sample(Transition(episode, 0), 6, 0.5)], [None], [target], [None], 1, 1)
-        trail.close()
-        trail.write(1)
-        (row,) = read(tmp_path / "_audit" / "audit_00001_process0.parquet").to_dict("records")
-        assert json.loads(row["task"]) == {"note": 'say "hi" then password="<hidden>" ok'}
-
     def test_a_write_costs_the_same_after_many(self, tmp_path, monkeypatch):
         monkeypatch.setattr(audit, "MAX_ROWS", 50)
         first = write_one(AuditTrail(tmp_path, process=0), range(1, 40))
@@ -112,16 +100,11 @@ class TestAudit:
         assert len(reads) == 39
         assert names == [f"audit_{step:05d}_process0.parquet" for step in range(30, 80)]
 
-    def test_the_end_within_an_iteration(self, tmp_path):
-        config = {**CONFIG, "audit_samples": 8, "samples_per_iteration": 8, "max_steps": 3}
+    def test_the_end_within_an_iteration_at_the_step_of_a_log(self, tmp_path):
+        config = {**CONFIG, "audit_samples": 12, "samples_per_iteration": 12, "max_steps": 5, "logging_steps": 5}
         make_trainer(tmp_path, config).train()
-        rows = read(tmp_path / "_audit" / "audit_00003_process0.parquet")
-        assert len(rows) == 8 and set(rows["step"]) == {2} and 0 < rows["critic_loss"].notna().sum() < 8
-
-    def test_the_end_at_the_step_of_a_log(self, tmp_path):
-        config = {**CONFIG, "audit_samples": 3, "samples_per_iteration": 12, "max_steps": 5, "logging_steps": 5}
-        make_trainer(tmp_path, config).train()
-        assert list(read(tmp_path / "_audit" / "audit_00005_process0.parquet")["step"]) == [0] * 3 + [3] * 3
+        rows = read(tmp_path / "_audit" / "audit_00005_process0.parquet")
+        assert list(rows["step"]) == [0] * 12 + [3] * 12 and 0 < rows["critic_loss"][12:].notna().sum() < 12
 
 
 def write_one(trail: AuditTrail, steps: range) -> list[str]:

@@ -13,7 +13,7 @@ from transformers import PrinterCallback, ProgressCallback
 
 from trl_nlac.options.record_options import RecordOptions
 from trl_nlac.records.console import ConsoleCallback, lines_of_log
-from trl_nlac.records.sample_panel import marked, sample_panel
+from trl_nlac.records.sample_panel import sample_panel
 from trl_nlac.report import write_report
 
 
@@ -68,13 +68,6 @@ def test_the_panel_of_a_sample():
     ]
     console.print(sample_panel({**ROW, "attempt": "route(x)"}, 100))  # a fresh action, with a critique of its own
     assert "acts now      route(x)" in console.file.getvalue() and "critic now    No." in console.file.getvalue()
-
-
-def test_changed_words_are_marked():
-    text = marked(ROW["attempt"], ROW["refined_action"])
-    assert text.plain == ROW["refined_action"]
-    styled = {text.plain[span.start : span.end]: str(span.style) for span in text.spans if span.style}
-    assert styled == {"Thursday": "bold underline green"}
 
 
 @pytest.mark.parametrize("bar", [False, True])

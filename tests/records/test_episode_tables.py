@@ -8,12 +8,12 @@ from pathlib import Path
 import pandas as pd
 import pytest
 import wandb
+from datasets import Dataset
 from helpers.launch import run_program
 from helpers.records_utils import CONFIG, read
-from helpers.testing_utils import TASKS, make_config, make_episode, make_trained, make_trainer
+from helpers.testing_utils import TASKS, Countdown, make_config, make_episode, make_trained, make_trainer
 from trl.trainer.callbacks import RichProgressCallback
 
-from trl_nlac.episodes.text_environment import StepResult
 from trl_nlac.records.episode_tables import SAMPLE_TEXTS, EpisodeTables
 from trl_nlac.records.folder import completions_file
 
@@ -45,38 +45,19 @@ class TestEpisodes:
         def length(completions, log_extra, **kwargs):
             log_extra("first word", [completion[0]["content"].split()[0] for completion in completions])
             log_extra("mixed", [1, "two", None, 4.0])
+            log_extra("nested", [{"a": [{}], "half a character": ["\ud83d"]} for _ in completions])
+            log_extra("empty", [{} for _ in completions])
+            log_extra("password", ["hunter2" for _ in completions])
             return [len(completion) / 4 for completion in completions]
 
         make_trained(tmp_path, {**CONFIG, "log_completions": True, "max_steps": 2}, reward_funcs=length)
         rows = read(tmp_path / "completions" / "completions_00002.parquet")
         assert list(rows["first word"]) == [turns[0]["text"].split()[0] for turns in rows["turns"]]
         assert list(rows["mixed"].fillna("nothing")) == ["1", "two", "nothing", "4.0"]
+        assert list(rows["nested"]) == ["{'a': [{}], 'half a character': ['\\ud83d']}"] * 4
+        assert list(rows["empty"]) == ["{}"] * 4 and list(rows["password"]) == ["<hidden>"] * 4
         assert list(rows["rewards/length"]) == [1.0] * 4
         assert "Step 2" in capsys.readouterr().out
-
-    def test_what_parquet_cannot_hold_is_text(self, tmp_path):
-        def correct_password(completions, log_extra, **kwargs):
-            log_extra("empty", [{} for _ in completions])
-            log_extra("nested", [{"a": [{}]} for _ in completions])
-            log_extra("password", ["hunter2" for _ in completions])
-            return [0.5] * len(completions)
-
-        changes = {"log_completions": True, "max_steps": 2}
-        make_trainer(tmp_path, {**CONFIG, **changes}, reward_funcs=correct_password).train()
-        rows = read(tmp_path / "completions" / "completions_00002.parquet")
-        assert list(rows["empty"]) == ["{}"] * 4 and list(rows["nested"]) == ["{'a': [{}]}"] * 4
-        assert list(rows["password"]) == ["<hidden>"] * 4 and list(rows["rewards/correct_password"]) == [0.5] * 4
-
-    def test_half_a_character(self, tmp_path):
-        def note(completions, log_extra, **kwargs):
-            log_extra("found", [{"text": ["\ud83d"]} for _ in completions])
-            log_extra("whole", ["\ud83d\ude00" for _ in completions])
-            return [0.5] * len(completions)
-
-        config = {**CONFIG, "log_completions": True, "max_steps": 1, "samples_per_iteration": 4, "logging_steps": 1}
-        make_trainer(tmp_path, config, reward_funcs=note).train()
-        rows = read(tmp_path / "completions" / "completions_00001.parquet")
-        assert all("\\ud83d" in found for found in rows["found"]) and list(rows["whole"]) == ["\U0001f600"] * 4
 
     def test_a_task_with_secrets_is_json(self, tmp_path):
         class Login:
@@ -116,29 +97,13 @@ class TestEpisodes:
         assert list(read(completions_file(str(tmp_path), 3))["episode"]) == [0]
 
     def test_a_failed_environment_is_in_the_table(self, tmp_path):
-        class Broken:
-            resets = 0
-
-            def reset(self, **task):
-                type(self).resets += 1
-                if self.resets % 4 == 0:
-                    raise RuntimeError("no such customer")
-                return "situ 2"
-
-            def step(self, action):
-                return StepResult("closed win", 1.0, terminated=True)
-
+        tasks = Dataset.from_dict({"start": [1] * 4, "fails_at": ["reset", None, None, None]})
         config = {**CONFIG, "log_completions": True, "max_steps": 2}
-        make_trainer(tmp_path, config, environment_factory=Broken).train()
+        make_trained(tmp_path, config, environment_factory=Countdown, train_dataset=tasks)
         rows = read(tmp_path / "completions" / "completions_00002.parquet")
         assert sorted(len(turns) for turns in rows["turns"]) == [0, 1, 1, 1]
         (failed,) = rows[rows["failure"].notna()].to_dict("records")
-        assert failed["failure"] == "reset: RuntimeError: no such customer" and failed["episode"] == -1
-
-    def test_console_shows_some(self, tmp_path, capsys):
-        config = {**CONFIG, "log_completions": True, "num_completions_to_print": 1, "max_steps": 2}
-        make_trainer(tmp_path, config).train()
-        assert capsys.readouterr().out.count("ASSISTANT") == 2  # of the two turns of one episode
+        assert failed["failure"] == "reset: ConnectionError: no line" and failed["episode"] == -1
 
     def test_trackio(self, tmp_path):
         """In a separate process, as trackio serves its dashboard from threads that stay."""

@@ -5,9 +5,8 @@ import logging
 import math
 from types import SimpleNamespace
 
-import pandas as pd
 import pytest
-from helpers.records_utils import CONFIG, read
+from helpers.records_utils import CONFIG
 from helpers.testing_utils import make_trainer
 from transformers import TrainerState
 
@@ -57,22 +56,6 @@ def test_names_of_earlier_versions():
 
 
 class TestSetAside:
-    def test_resumed_run(self, tmp_path):
-        config = {**CONFIG, "max_steps": 6, "log_completions": True, "audit_samples": 2}
-        make_trainer(tmp_path, {**config, "save_strategy": "steps", "save_steps": 2}).train()
-        before = {path: path.read_bytes() for path in tmp_path.rglob("*.parquet") if "checkpoint" not in str(path)}
-        lines = (tmp_path / "training_log.jsonl").read_text().splitlines()
-        resumed = make_trainer(tmp_path, config)
-        resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-4"))
-        aside = {path.name for path in (tmp_path / "_superseded" / "1").glob("*[!0-9]/*.parquet")}
-        assert (tmp_path / "_superseded" / "1" / "checkpoint-6" / "trainer_state.json").exists()
-        assert aside == {"completions_00006.parquet", "audit_00006_process0.parquet"}
-        for path in before:
-            pd.testing.assert_frame_equal(read(path), pd.read_parquet(path))
-        again = (tmp_path / "training_log.jsonl").read_text().splitlines()
-        assert again[:2] == lines[:2] and len(again) == len(lines)
-        assert (tmp_path / "_superseded" / "1" / "training_log.jsonl").read_text().splitlines() == lines[2:]
-
     def test_half_a_line_and_other_files(self, tmp_path, caplog):
         log = tmp_path / "training_log.jsonl"
         log.write_text('{"step": 1}\n{"step": 3}\n{"ste')

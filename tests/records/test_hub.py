@@ -9,7 +9,6 @@ import pyarrow.parquet as pq
 import pytest
 from helpers.hub_server import HubServer
 from helpers.launch import run_program
-from helpers.report_utils import training_row, write_log
 from helpers.testing_utils import TASKS, make_trained, make_trainer
 from huggingface_hub import ModelCard
 
@@ -115,20 +114,11 @@ def test_evaluations_on_named_datasets(tmp_path, capsys):
     assert "easy, last evaluation" in printed and "very_hard, first evaluation" in printed
 
 
-def test_evaluations_in_which_nothing_was_played(tmp_path, capsys):
+def test_evaluations_in_which_nothing_was_played(tmp_path):
     trainer = make_trainer(tmp_path)
     trainer.state.log_history = [{"step": 1, "eval_environment/failure_rate": 1.0, "eval_environment/steps": 4}]
     trainer.create_model_card()
     assert "Not evaluated during training." in ModelCard.load(tmp_path / "README.md").text
-    rows = [
-        {"step": 1, "train_runtime": 36_000.0, "train_loss": 0.4},
-        training_row(2),
-        {"step": 2, "train_runtime": 60.0, "train_loss": 0.4},
-    ]
-    write_log(tmp_path, rows)
-    print_summary(trainer)
-    printed = capsys.readouterr().out
-    assert "95 %" not in printed and "36,060 s" in printed  # of all sessions
 
 
 def test_card_of_a_local_run_without_evaluation(tmp_path):

@@ -22,18 +22,6 @@ def overhead(function: Callable[[], None]) -> int:
 
 
 class TestFiles:
-    def test_columns(self, tmp_path):
-        replay = PrioritizedReplay(capacity=10)
-        replay.add([make_episode(num_turns=2)])
-        replay.update_priorities([1], [0.25])
-        replay.save(tmp_path)
-        (row,) = pq.read_table(tmp_path / "episodes.parquet").to_pylist()
-        assert row["task"] == '{"name": "seen"}' and row["priorities"] == [1.0, 0.25]
-        assert row["token_ids"] == list(range(8)) and row["terminated"] and row["failure"] is None
-        assert row["turns"][1] == vars(make_episode(num_turns=2).turns[1])
-        stored = [name for name in vars(make_episode()) if name not in ("extra", "segments")]
-        assert list(row) == [*stored, "priorities", "targets"]
-
     def test_saving_and_loading_stream(self, tmp_path, monkeypatch):
         monkeypatch.setattr(files, "ROW_GROUP_TOKENS", 20_000)
         rng = np.random.default_rng(0)

@@ -23,13 +23,6 @@ class TestPrioritizedReplay:
         expected = priorities**alpha / (priorities**alpha).sum() * 20_000
         assert ((counts - expected) ** 2 / expected).sum() < 21.67  # 1 % point of chi-square, 9 degrees of freedom
 
-    def test_draws_do_not_change(self):
-        """The draws are those of version 8618d21."""
-        replay = PrioritizedReplay(20, seed=7)
-        replay.add([make_episode(num_turns=5) for _ in range(5)])
-        replay.update_priorities([6, 7, 12], [0.5, 2.0, 3.0])
-        assert [sample.transition_id for sample in replay.sample(10)] == [12, 17, 15, 24, 6, 17, 20, 16, 15, 9]
-
     def test_new_transitions_get_the_largest_priority(self):
         replay = PrioritizedReplay(capacity=100, priority_exponent=1.0)
         replay.add([make_episode()])
@@ -115,12 +108,6 @@ class TestPrioritizedReplay:
         names = [sample.transition.episode.task["name"] for sample in replay.sample(1000)]
         assert 400 < names.count("new") < 600
 
-    def test_a_loss_of_zero_is_drawn_again(self):
-        replay = PrioritizedReplay(capacity=4, priority_exponent=1.0)
-        replay.add([make_episode()])
-        replay.update_priorities([0, 1], [0.0, 0.0])
-        assert {sample.transition_id for sample in replay.sample(100)} == {0, 1}
-
     def test_saved_buffer_continues_exactly(self, tmp_path):
         replay = PrioritizedReplay(capacity=9, seed=3)
         replay.add([make_episode(num_turns=4, text=str(i), terminated=bool(i % 2)) for i in range(5)])
@@ -138,12 +125,6 @@ class TestPrioritizedReplay:
                 np.testing.assert_array_equal(a.transition.episode.token_ids, b.transition.episode.token_ids)
             for buffer in (replay, loaded):
                 buffer.add([make_episode(num_turns=3)])
-
-    def test_empty_buffer_round_trip(self, tmp_path):
-        PrioritizedReplay(capacity=4).save(tmp_path)
-        loaded = PrioritizedReplay(capacity=4)
-        loaded.load(tmp_path)
-        assert len(loaded) == 0
 
     def test_errors(self):
         replay = PrioritizedReplay(capacity=2)

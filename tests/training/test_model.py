@@ -33,13 +33,14 @@ from trl import ModelConfig
 
 from benchmarks.tiny_engine import load_tiny_engine
 from trl_nlac import NLACAgent
-from trl_nlac.environments import StepResult, TextEnvironment
 from trl_nlac.environments.embedded import TINY_MODEL
-from trl_nlac.episodes.rollout import play_episodes
 from trl_nlac.generation.joint import TensorParallelGenerator
 from trl_nlac.training import build
 from trl_nlac.training.model import base_revision, load_by_name, warn_of_replaced_optimizer
 from trl_nlac.types import Prompt, TrainingExample
+
+
+SMALL = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
 
 
 def test_small_updates_are_kept(tmp_path):
@@ -118,29 +119,17 @@ def test_prompts_fit_into_the_context(tmp_path, caplog):
 
 @pytest.mark.parametrize("is_shared", [False, True])
 def test_prompts_fit_into_the_context_of_an_engine(tmp_path, monkeypatch, caplog, is_shared):
-    class Talks(TextEnvironment):
-        def reset(self):
-            return "baku 2"
-
-        def step(self, action):
-            return StepResult("word word word")
-
     def load(*args, **kwargs):
         generator = load_tiny_engine(*args, **kwargs)
         generator.engine.max_model_length = 96
         return TensorParallelGenerator(generator) if is_shared else generator
 
     monkeypatch.setattr(build, "load_generator", load)
-    config = {"use_vllm": True, "max_prompt_length": None, "max_completion_length": 16, "max_turns": 8}
-    trainer = make_trainer(tmp_path, config, environment_factory=Talks, train_dataset=None)
+    config = {"use_vllm": True, "max_prompt_length": None, "max_completion_length": 16}
+    trainer = make_trainer(tmp_path, config)
     assert trainer.roles.options.max_prompt_length == 80 and "`--max-model-len`" in caplog.text
-    if not is_shared:  # several processes would play
-        with trainer.roles.generator.session(trainer.model):
-            (episode,) = play_episodes(trainer.environments, [{}], trainer.roles)
-        lengths = [turn.prompt_end - turn.prompt_start for turn in episode.turns]
-        assert len(lengths) == 8 and max(lengths) <= 80 and all(turn.action_length for turn in episode.turns)
     with pytest.raises(ValueError, match="leaves no room for a prompt in the context of 96 tokens"):
-        make_trainer(tmp_path, {**config, "max_completion_length": 96}, environment_factory=Talks, train_dataset=None)
+        make_trainer(tmp_path, {**config, "max_completion_length": 96})
 
 
 @pytest.mark.parametrize("modules_to_save", [None, ["norm"]])
@@ -262,8 +251,7 @@ def test_one_process_uses_one_of_several_gpus(tmp_path, caplog):
 
 def test_a_multimodal_model_is_saved_with_its_processor(tmp_path):
     text, tokenizer = AutoConfig.from_pretrained(TINY_MODEL), AutoTokenizer.from_pretrained(TINY_MODEL)
-    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
-    vision = CLIPVisionConfig(**sizes, image_size=28, patch_size=14)
+    vision = CLIPVisionConfig(**SMALL, image_size=28, patch_size=14)
     model = LlavaForConditionalGeneration(LlavaConfig(text_config=text, vision_config=vision, image_token_index=5))
     model.generation_config.eos_token_id = tokenizer.eos_token_id
     model.save_pretrained(tmp_path / "base")
@@ -283,26 +271,11 @@ def test_a_multimodal_model_is_saved_with_its_processor(tmp_path):
 
 
 def test_experts_are_balanced(tmp_path):
-    config = Qwen3MoeConfig(
-        vocab_size=AutoConfig.from_pretrained(TINY_MODEL).vocab_size,
-        hidden_size=16,
-        intermediate_size=16,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        num_key_value_heads=2,
-        head_dim=8,
-        num_experts=4,
-        num_experts_per_tok=2,
-        moe_intermediate_size=16,
-        router_aux_loss_coef=0.5,
-    )
+    tokenizer = AutoTokenizer.from_pretrained(TINY_MODEL)
+    experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "router_aux_loss_coef": 0.5}
+    config = Qwen3MoeConfig(**SMALL, **experts, vocab_size=len(tokenizer), num_key_value_heads=2, head_dim=8)
     options = {"max_steps": 1, "max_turns": 1, "max_completion_length": 4, "logging_steps": 1, "learning_rate": 0.0}
-    trainer = make_trained(
-        tmp_path,
-        options,
-        model=Qwen3MoeForCausalLM(config),
-        processing_class=AutoTokenizer.from_pretrained(TINY_MODEL),
-    )
+    trainer = make_trained(tmp_path, options, model=Qwen3MoeForCausalLM(config), processing_class=tokenizer)
     assert trainer.args.router_aux_loss_coef == 0.5 and trainer.state.log_history[0]["aux_loss"] >= 1
     examples = [TrainingExample("policy", Prompt.of([5, 6, 7]), (i, i + 1)) for i in range(9, 13)]
     trainer._taken.append(examples)

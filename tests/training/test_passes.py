@@ -5,6 +5,7 @@ import random
 import pytest
 import torch
 from helpers.testing_utils import RecordingTrainer, make_trainer, weights
+from peft import LoraConfig
 
 from trl_nlac.method.batches import NLACCollator, fill_batches
 from trl_nlac.training.passes import split_into_passes
@@ -56,21 +57,25 @@ def test_a_longer_example_is_alone_and_named(caplog):
     assert "A training example has 100 tokens, more than `max_tokens_per_batch=20`" in caplog.text
 
 
-@pytest.mark.parametrize("shares_prefixes", [False, True])
-def test_training_is_the_same_with_and_without(tmp_path, shares_prefixes):
+@pytest.mark.parametrize("kind", ["trees", "trees, lora", "trees, checkpointing", "passes", "trees, passes"])
+def test_training_is_the_same_with_and_without(tmp_path, kind):
+    """Without trees of prefixes, and without a limit of tokens in a pass."""
     trained, numbers = [], []
-    for limit in (None, 60):
-        options = {"max_tokens_per_batch": limit, "max_steps": 2, "logging_steps": 1}
-        options |= {"optim": "sgd", "temperature": 0.0, "policy_loss_type": "distill"}
-        options |= {"gradient_accumulation_steps": 2, "learning_rate": 1e-2}
-        trainer = make_trainer(tmp_path / str(limit), options, RecordingTrainer)
-        trainer.shares_prefixes = shares_prefixes
+    for is_on in (False, True):
+        options = {"max_steps": 2, "logging_steps": 1, "optim": "sgd", "temperature": 0.0, "learning_rate": 1e-2}
+        options |= {"policy_loss_type": "distill", "gradient_accumulation_steps": 2}
+        options |= {"gradient_checkpointing": "checkpointing" in kind}
+        options |= {"max_tokens_per_batch": 60 if is_on and "passes" in kind else None}
+        lora = LoraConfig(r=4, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM") if "lora" in kind else None
+        trainer = make_trainer(tmp_path / str(is_on), options, RecordingTrainer, peft_config=lora)
+        trainer.shares_prefixes = is_on and "trees" in kind
         trainer.train()
+        assert trainer._collate.shares_prefixes == trainer.shares_prefixes
         (first, *_) = trainer.state.log_history
         names = ("loss", "grad_norm", "critic/loss", "policy/loss", "replay/draws_per_step")
         trained.append((weights(trainer.model), {name: first[name] for name in names}))
         numbers.append(len(trainer.micro_batches))
     (one, logged), (other, expected) = trained
-    assert numbers[0] == 4 < numbers[1]
+    assert numbers[0] == 4 and (numbers[1] > 4) == ("passes" in kind)
     assert logged == pytest.approx(expected, rel=1e-4, abs=1e-6)
     torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)

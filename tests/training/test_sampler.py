@@ -16,9 +16,6 @@ class TestIterationSampler:
         assert list(sampler) == [0, 1, 2, 0, 1, 2, 3, 4, 0, 3, 4, 0]
         assert len(sampler) == 12
 
-    def test_fewer_tasks_than_episodes(self):
-        assert list(IterationSampler(range(2), 5, 1, shuffle=False, seed=0)) == [0, 1, 0, 1, 0]
-
     def test_epochs_differ_and_repeat(self):
         epochs = iter([0, 1, 0])
         sampler = IterationSampler(range(50), 10, 1, shuffle=True, seed=0, epoch=lambda: next(epochs))

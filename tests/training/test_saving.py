@@ -79,30 +79,38 @@ class TestSaving:
             with pytest.raises(ValueError, match=f"`metric_for_best_model='{loss}'` is a loss"):
                 make_trainer(tmp_path / "loss", {**config, "metric_for_best_model": loss}, eval_dataset=several)
 
-    def test_an_outage_costs_no_patience(self, tmp_path, caplog):
+    @pytest.mark.parametrize(("failing", "share"), [("reset", 0.75), ("reset", 1.0), ("step", 1.0)])
+    def test_an_evaluation_in_which_environments_fail(self, tmp_path, caplog, failing, share):
+        """It is not compared with others, and costs neither patience nor learning rate."""
+
         class Desk:
-            is_down, resets = False, 0
+            is_down, asked = False, 0
 
             def reset(self, customer):
-                Desk.resets += 1
-                if Desk.is_down and Desk.resets % 4:
-                    raise ConnectionError("the server is gone")
+                self.ask("reset")
                 return "What do you need?"
 
             def step(self, action):
+                self.ask("step")
                 return StepResult("Done.", reward=float(not Desk.is_down), terminated=True)
 
+            def ask(self, method: str):
+                Desk.asked += method == failing
+                if Desk.is_down and method == failing and (share == 1 or Desk.asked % 4):
+                    raise ConnectionError("the server is gone")
+
         tasks = Dataset.from_dict({"customer": list(range(4))})
+        config = {**EVERY_STEP, "max_steps": 5, "load_best_model_at_end": True}
         trainer = make_trained(
             tmp_path,
-            {**EVERY_STEP, "max_steps": 5, "load_best_model_at_end": True},
+            {**config, "lr_scheduler_type": "reduce_lr_on_plateau"},
             train_dataset=tasks,
             eval_dataset=tasks,
             environment_factory=Desk,
             callbacks=[Outage(Desk), EarlyStoppingCallback(early_stopping_patience=2)],
         )
-        rates = [log["eval_episode/success_rate"] for log in trainer.state.log_history if "eval_episode/length" in log]
-        assert rates == [1.0, 0.0, 1.0, 1.0] and trainer.state.global_step == 4  # two without an improvement
+        assert trainer.state.global_step == 4 and trainer.state.best_global_step == 1  # two without an improvement
+        assert f"not compared with others: the environment failed in {share:.0%} of its" in caplog.text
 
     def test_only_the_run_s_own_folder_is_uploaded(self, tmp_path, monkeypatch):
         """Not that of the target weights: an upload would save them over the policy."""
@@ -130,38 +138,6 @@ class TestSaving:
         card = (tmp_path / "README.md").read_text()
         assert "\n| first | 0 | " in card and f"\n| last | {trainer.num_environment_steps} | " in card
 
-    @pytest.mark.parametrize("failing", ["reset", "step"])
-    def test_an_evaluation_in_which_environments_fail(self, tmp_path, caplog, failing):
-        class Desk:
-            is_down = False
-
-            def reset(self, customer):
-                self.ask("reset")
-                return "What do you need?"
-
-            def step(self, action):
-                self.ask("step")
-                return StepResult("Done.", reward=1.0, terminated=True)
-
-            def ask(self, method: str):
-                if Desk.is_down and method == failing:
-                    raise ConnectionError("the server is gone")
-
-        config = {**EVERY_STEP, "max_steps": 3, "load_best_model_at_end": True}
-        config |= {"lr_scheduler_type": "reduce_lr_on_plateau"}
-        config |= {"metric_for_best_model": "episode/length", "greater_is_better": False}
-        tasks = Dataset.from_dict({"customer": list(range(4))})
-        trainer = make_trained(
-            tmp_path,
-            config,
-            train_dataset=tasks,
-            eval_dataset=tasks.select([0]),
-            environment_factory=Desk,
-            callbacks=[Outage(Desk)],
-        )
-        assert trainer.state.global_step == 3 and trainer.state.best_global_step == 1
-        assert "at step 2 is not compared with others: the environment failed in 100% of its" in caplog.text
-
     def test_a_wrong_clock(self, tmp_path):
         class Ahead(TrainerCallback):
             def on_save(self, args, state, control, **kwargs):
@@ -173,17 +149,8 @@ class TestSaving:
         assert [path.name for path in tmp_path.glob("checkpoint-*")] == ["checkpoint-3"]
 
     def test_the_best_checkpoint_of_a_moved_run(self, tmp_path):
-        config = {
-            **{
-                "max_steps": 2,
-                "max_turns": 2,
-                "eval_strategy": "steps",
-                "eval_steps": 1,
-                "load_best_model_at_end": True,
-            },
-            **{"metric_for_best_model": "eval_steps", "greater_is_better": False, "save_total_limit": 1},
-            **{"save_strategy": "steps", "save_steps": 1},
-        }
+        config = {**EVERY_STEP, "max_steps": 2, "max_turns": 2, "load_best_model_at_end": True}
+        config |= {"metric_for_best_model": "eval_steps", "greater_is_better": False, "save_total_limit": 1}
 
         class Counting(NLACTrainer):
             def evaluation_loop(self, *args, **kwargs):

@@ -65,11 +65,6 @@ class TestTargetReuse:
         assert versions == [10, 11, 10, 11]
         assert targets[1] is targets[3] and targets[1].prompt.ids != targets[0].prompt.ids == targets[2].prompt.ids
 
-    def test_a_lifetime_of_one_update_is_that_of_the_version(self):
-        backups = Backups(role_sampling={"backup": {"temperature": 1.0}})
-        assert [backups.ask(version=10, lifetime=1), backups.ask(version=11, lifetime=1)] == [[1, 2]] * 2
-        assert backups.ask(version=11, lifetime=1) == [0, 0]
-
     def test_targets_that_failed_are_not_asked_again_within_their_lifetime(self):
         backups = Backups("mumble", max_format_retries=0)
         assert backups.ask(version=4, lifetime=5) == [1, 2]

@@ -6,19 +6,14 @@ from unittest import mock
 
 import pytest
 import torch
-from helpers.testing_utils import make_trainer, weights
-from peft import LoraConfig
 from torch.nn import functional as F
 from torch.nn.attention import flex_attention as flex_module
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 from transformers import (
     AutoModelForCausalLM,
     FalconH1Config,
-    FalconMambaConfig,
     Gemma2Config,
     Gemma3TextConfig,
-    GPT2Config,
-    GPTNeoXConfig,
     GptOssConfig,
     LlamaConfig,
     MistralConfig,
@@ -180,11 +175,6 @@ UNFIT = {
     "dropout": (LlamaConfig(**SMALL, num_hidden_layers=1, attention_dropout=0.1), "sdpa", "`attention_dropout`"),
     "sinks": (GptOssConfig(**SMALL, **MOE, num_hidden_layers=2), "sdpa", "attention sinks"),
     "capped scores": (Gemma2Config(**SMALL, num_hidden_layers=2), "sdpa", "`softcap`|capped scores"),
-    "a state space": (
-        FalconMambaConfig(vocab_size=97, hidden_size=32, num_hidden_layers=1),
-        "sdpa",
-        "keys and values of a prefix",
-    ),
     "a state space beside attention": (
         FalconH1Config(**SMALL, num_hidden_layers=1, mamba_d_ssm=64, mamba_n_heads=4, mamba_d_head=16),
         "sdpa",
@@ -211,17 +201,6 @@ def test_other_models_are_told_by_name(tmp_path, caplog, kind):
     (record,) = [r for r in caplog.records if "Prefixes that training samples share" in r.message]
     assert re.search(reason, record.message)
     assert model.config._attn_implementation == attention
-
-
-def test_dropout_of_heads_that_are_not_there(tmp_path):
-    neox = GPTNeoXConfig(
-        vocab_size=97, hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4
-    )
-    gpt2 = GPT2Config(vocab_size=97, n_embd=64, n_layer=2, n_head=4, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0)
-    assert neox.classifier_dropout and gpt2.summary_first_dropout
-    for config in (neox, gpt2):
-        model = make_model(config)
-        assert start_sharing(model, model.config, make_args(tmp_path))
 
 
 @pytest.mark.parametrize("window", [None, 8, 600])
@@ -314,23 +293,6 @@ def test_trees_of_whole_blocks():
         found.append(losses_and_gradients(model, examples, True))
     for one, other in zip(*found, strict=True):
         assert (one - other).norm() < 1e-5 * one.norm()
-
-
-@pytest.mark.parametrize("kind", ["full", "lora", "checkpointing"])
-def test_training_is_the_same_with_and_without(tmp_path, kind):
-    trained = []
-    for shares in (True, False):
-        options = {"max_steps": 1, "logging_steps": 1, "optim": "sgd", "temperature": 0.0}
-        options |= {"policy_loss_type": "distill", "gradient_checkpointing": kind == "checkpointing"}
-        lora = LoraConfig(r=4, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM") if kind == "lora" else None
-        trainer = make_trainer(tmp_path / str(shares), options, peft_config=lora)
-        trainer.shares_prefixes = shares
-        trainer.train()
-        assert trainer._collate.shares_prefixes == shares
-        trained.append((weights(trainer.model), trainer.state.log_history[0]["grad_norm"]))
-    (one, norm), (other, expected) = trained
-    assert norm == pytest.approx(expected, rel=1e-4)
-    torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
 
 
 def test_a_second_trainer_of_the_same_model_shares_as_well(tmp_path):
