@@ -4,9 +4,6 @@ import json
 import os
 import random
 import runpy
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -26,7 +23,6 @@ from trl_nlac.environments.embedded import TINY_MODEL
 ROOT = Path(__file__).parent.parent
 RECIPES = sorted((ROOT / "trl_nlac" / "recipes").glob("*.yaml"))
 CPU = ["--use_cpu", "--bf16", "False"]
-ENVIRONMENT = {**os.environ, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
 
 
 @pytest.mark.parametrize(
@@ -167,7 +163,7 @@ def test_build_of_the_game(tmp_path):
     run_script("benchmarks/tiny_models/build.py", *size, *game)
     scores = json.loads((tmp_path / "build.json").read_text())["scores"]
     assert scores.keys() == {"guess_the_number text"}
-    assert scores["guess_the_number text"].keys() == {"backup_exact", "refine_obeys", "guesses", "hint_can_be"}
+    assert scores["guess_the_number text"].keys() == {"backup_exact", "refine_obeys"}
     tokenizer, rng = AutoTokenizer.from_pretrained(tmp_path), random.Random(0)
     assert tokenizer.tokenize("Future: The target number is lower.") == ["Future:", "ĠTheĠtargetĠnumberĠisĠlower."]
     for role in ("critique", "successor", "backup", "refine"):
@@ -175,24 +171,6 @@ def test_build_of_the_game(tmp_path):
             dialogue = GuessTheNumberFamily().dialogue(rng, role, known=False)
             _, completion = dialogue.messages(role, GUESS_THE_NUMBER_PROMPTS)
             assert len(tokenizer.tokenize(completion["content"])) < 64  # `max_completion_length` of the benchmark
-
-
-def test_a_build_goes_on_after_an_interruption(tmp_path):
-    size = ["--hidden_size", "32", "--num_layers", "1", "--batch_size", "2", "--num_scored", "2"]
-    desk = ["--families", "support_desk", "--action_formats", "text", "--max_steps", "264"]
-    words = [*size, *desk, "--output_dir"]
-    state = tmp_path / "interrupted.build.safetensors"
-    command = [sys.executable, "-m", "benchmarks.tiny_models.build", *words, str(tmp_path / "interrupted")]
-    with subprocess.Popen(command, cwd=ROOT, env=ENVIRONMENT, stdout=subprocess.DEVNULL) as build:
-        while not state.exists() and build.poll() is None:
-            time.sleep(0.02)
-        build.kill()
-    assert state.exists(), "the build ended before it could be interrupted"
-    for name in ("interrupted", "whole"):
-        run_script("benchmarks/tiny_models/build.py", *words, str(tmp_path / name))
-        assert set(json.loads((tmp_path / name / "build.json").read_text())["scores"]) == {"support_desk text"}
-    weights = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("interrupted", "whole")]
-    assert weights[0] == weights[1] and not state.exists()
 
 
 class TestRecipes:
