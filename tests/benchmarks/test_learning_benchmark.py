@@ -18,16 +18,18 @@ from benchmarks.learning.figures.__main__ import IMAGE, PAGES, ROOT, mark
 from benchmarks.learning.figures.curves import (
     area,
     decoded_success,
+    difference,
     final_success,
+    holm,
     mean_curve,
+    over_seeds,
+    permutation_p,
     reach,
     success_at,
     verdict_accuracy,
 )
 from benchmarks.learning.figures.plots import plot
-from benchmarks.learning.figures.seeds import difference, holm, over_seeds, permutation_p
-from benchmarks.learning.figures.table import gap, label, rate, task_label
-from benchmarks.learning.figures.tables import SETS, Tables, draws
+from benchmarks.learning.figures.tables import SETS, Tables, draws, gap, label, rate, task_label
 
 
 TOLD = "service_desk_told"
@@ -238,10 +240,9 @@ class TestTables:
         assert (task_label(TOLD), task_label("guess_the_number")) == ("Service desk (told)", "Guess the number")
 
     def test_the_picture(self, tmp_path):
-        for end in ("png", "svg"):
-            path = tmp_path / f"curves.{end}"
-            plot(Tables(make_cells("nlac", [[0.0, 0.9]] * 2) + make_cells("base", [[0.1]])), path)
-            assert path.stat().st_size > 5000
+        path = tmp_path / "curves.png"
+        plot(Tables(make_cells("nlac", [[0.0, 0.9]] * 2) + make_cells("base", [[0.1]])), path)
+        assert path.stat().st_size > 5000
 
 
 @pytest.fixture(scope="module")
