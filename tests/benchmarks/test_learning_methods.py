@@ -17,7 +17,6 @@ from benchmarks.learning.methods.base import play_base, refine_once
 from benchmarks.learning.methods.extraction import blind_critiques
 from benchmarks.learning.methods.grpo import as_completion
 from benchmarks.learning.methods.settings import BASELINES, NLAC, acting_config, default_settings, merge_settings
-from benchmarks.learning.playing import Player
 from benchmarks.learning.tasks import TASKS, Instances, make_task
 from trl_nlac import NLACConfig
 from trl_nlac.environments import ServiceDesk
@@ -349,20 +348,3 @@ class TestExtraction:
             logs[trainer] = trained.state.log_history[0]["policy/loss"]
         reverse, forward = logs.values()
         assert reverse > 0 and forward > 0 and reverse != pytest.approx(forward, rel=0.01)
-
-
-class TestPlayer:
-    def test_self_refinement_changes_what_is_played(self, tmp_path):
-        """A critic that names the right value, followed by refinement, corrects the first call of the base model."""
-        task = small_task("service_desk_told", 0)
-        acting: NLACConfig = acting_config(task, str(tmp_path), 0)
-        plain: Player = play_base(task, acting)
-        refined: Player = play_base(task, acting, refines=True)
-        rows = [task.rows[0]]
-        for player in (plain, refined):
-            player.roles.samplings = {
-                name: replace(sampling, temperature=0.0) for name, sampling in player.roles.samplings.items()
-            }
-        own, mended = plain.play(rows)[0].turns[0].action, refined.play(rows)[0].turns[0].action
-        assert own != mended and mended.startswith("route ")
-        assert refined.roles.tally.num_generated_tokens > plain.roles.tally.num_generated_tokens
