@@ -2,10 +2,9 @@
 
 """
 What is attacked, and what happens: odd values for every option (fuzz), runs that are killed and checkpoints that are
-damaged (kills), environments with every kind of fault (chaos), and conversations on their way through every file and
-product (round_trips).
+damaged (kills), and environments with every kind of fault (chaos).
 
-    python -m benchmarks.attacks fuzz kills chaos round_trips --page docs/SECURITY.md
+    python -m benchmarks.attacks fuzz kills chaos --page docs/SECURITY.md
 
 Results are kept in benchmarks/results/. The table is made from them, also without running anything.
 """
@@ -25,10 +24,9 @@ from benchmarks import reporting
 RESULTS = Path(__file__).parent / "results"
 
 
-def read_reports(folder: Path = RESULTS) -> dict[str, dict[str, Any]]:
-    """Read the results that there are, by the name of the attack."""
-    paths = {name: folder / f"{name}.json" for name in ROWS}
-    return {name: json.loads(path.read_text()) for name, path in paths.items() if path.exists()}
+def read_reports() -> dict[str, dict[str, Any]]:
+    """Read the results by the name of the attack."""
+    return {name: json.loads((RESULTS / f"{name}.json").read_text()) for name in ROWS}
 
 
 def table(reports: dict[str, dict[str, Any]]) -> str:
@@ -81,50 +79,28 @@ def _of_chaos(report: dict[str, Any]) -> list[list[str]]:
     return [[attack, happened, f"{len(report['problems'])}", "`chaos.json`"]]
 
 
-def _of_round_trips(report: dict[str, Any]) -> list[list[str]]:
-    read, refused = report["outcomes"]["read"], report["outcomes"].get("refused", 0)
-    equal = min(report["came_back_equal"].values())
-    happened = f"{equal:,} of {read:,} equal on {len(report['came_back_equal'])} ways, {refused:,} refused by reason"
-    attack = f"{report['conversations']:,} random conversations with tools, through every file and product"
-    return [[attack, happened, f"{report['num_problems']:,}", "`round_trips.json`"]]
+ROWS = {"fuzz": _of_fuzz, "kills": _of_kills, "chaos": _of_chaos}
 
 
-ROWS = {"fuzz": _of_fuzz, "kills": _of_kills, "chaos": _of_chaos, "round_trips": _of_round_trips}
-
-
-def run(name: str, options: dict[str, Any]) -> dict[str, Any]:
+def run(name: str) -> dict[str, Any]:
     """Run one attack, and return its report."""
     start = time.perf_counter()
-    report = import_module(f"benchmarks.{name}").attack(**options)
+    report = import_module(f"benchmarks.{name}").attack()
     seconds = round(time.perf_counter() - start, 1)
-    return {**options, "seconds": seconds, **report, **reporting.setting("torch", "transformers", "trl", "datasets")}
+    return {"seconds": seconds, **report, **reporting.setting("torch", "transformers", "trl", "datasets")}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--results", type=Path, default=RESULTS, help="folder of the results")
     parser.add_argument("--page", type=Path, help="file into which the table is put")
     parser.add_argument("attacks", nargs="*", help=f"of {', '.join(ROWS)}")
-    parser.add_argument("--kills", type=int, default=30)
-    parser.add_argument("--damages", type=int, default=60, help="damaged files of each kind")
-    parser.add_argument("--episodes", type=int, default=2000, help="of chaos")
-    parser.add_argument("--conversations", type=int, default=10_000)
-    parser.add_argument("--only", nargs="*", default=[], help="names of options and arguments for the fuzz")
     args = parser.parse_args()
     if unknown := set(args.attacks) - ROWS.keys():
         parser.error(f"There is no attack {', '.join(unknown)}: name some of {', '.join(ROWS)}.")
-    options = {
-        "fuzz": {"only": args.only},
-        "kills": {"kills": args.kills, "damages": args.damages},
-        "chaos": {"episodes": args.episodes},
-        "round_trips": {"conversations": args.conversations},
-    }
     logging.disable(logging.WARNING)
-    reports = read_reports(args.results)
     for name in args.attacks:
-        reports[name] = run(name, options[name])
-        reporting.write(reports[name], args.results / f"{name}.json")
-    text = table({name: reports[name] for name in ROWS if name in reports})
+        reporting.write(run(name), RESULTS / f"{name}.json")
+    text = table(read_reports())
     print(text)
     if args.page is not None:
         reporting.insert(text, args.page, "attacks.py")

@@ -17,8 +17,8 @@ import sys
 import tempfile
 import traceback
 import warnings
-from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator
 from dataclasses import fields
 from decimal import Decimal
 from fractions import Fraction
@@ -428,53 +428,14 @@ def _aside() -> Iterator[str]:
             os.chdir(home)
 
 
-def _work(pipe: Any) -> None:
-    """Try what arrives, in a process of its own."""
+def _be_quiet() -> None:
     torch.set_num_threads(1)
     logging.disable(logging.WARNING)
     warnings.simplefilter("ignore")
-    while True:
-        pipe.send(tuple(try_it(Trial(*pipe.recv()))))
-
-
-class Worker:
-    """A process that tries one trial after the other, and is replaced once one hangs or ends it."""
-
-    def __init__(self, timeout: float):
-        self.timeout = timeout
-        self._start()
-
-    def _start(self) -> None:
-        context = multiprocessing.get_context("spawn")
-        self._pipe, theirs = context.Pipe()
-        self._process = context.Process(target=_work, args=(theirs,), daemon=True)
-        self._process.start()
-        theirs.close()  # so that its end is seen here
-
-    def try_it(self, trial: Trial) -> Result:
-        try:
-            self._pipe.send(tuple(trial))
-            if self._pipe.poll(self.timeout):
-                return Result(*self._pipe.recv())
-            result = Result("hung")
-        except (EOFError, OSError):
-            self._process.join()
-            result = Result("died", f"the process ended with {self._process.exitcode}")
-        self.close()
-        self._start()
-        return result
-
-    def close(self) -> None:
-        self._process.kill()
-        self._process.join()
 
 
 def summary(results: dict[Trial, Result]) -> dict[str, Any]:
-    """Count the outcomes, list what was trained by name, and all that is a defect."""
-    trained: dict[str, list[str]] = defaultdict(list)
-    for trial, result in results.items():
-        if result.outcome == "trained":
-            trained[trial.name].append(trial.label)
+    """Count the outcomes, and list all that is a defect."""
     counts = Counter(result.outcome for result in results.values())
     return {
         "names": len({trial.name for trial in results}),
@@ -485,19 +446,24 @@ def summary(results: dict[Trial, Result]) -> dict[str, Any]:
             for trial, result in results.items()
             if result.outcome not in ("refused", "trained")
         ],
-        "trained": trained,
     }
 
 
-def attack(timeout: float = 120.0, only: Sequence[str] = ()) -> dict[str, Any]:
-    """Try all values, or those of some options and arguments; after `timeout` seconds a trial hangs."""
-    trials = [trial for trial in option_trials() + argument_trials() if not only or trial.name in only]
-    worker, results = Worker(timeout), {}
+def attack(timeout: float = 120.0) -> dict[str, Any]:
+    """Try all values; after `timeout` seconds a trial hangs."""
+    trials, results = option_trials() + argument_trials(), {}
+    context = multiprocessing.get_context("spawn")
+    pool = context.Pool(1, _be_quiet)
     for i, trial in enumerate(trials, start=1):
-        results[trial] = worker.try_it(trial)
+        try:
+            results[trial] = pool.apply_async(try_it, (trial,)).get(timeout)
+        except multiprocessing.TimeoutError:  # it hangs, or has ended its process
+            results[trial] = Result("hung")
+            pool.terminate()
+            pool = context.Pool(1, _be_quiet)
         if results[trial].outcome not in ("refused", "trained"):
             print(f"{i}/{len(trials)} {trial}: {results[trial]}", flush=True)
-    worker.close()
+    pool.terminate()
     return {
         kind: summary({trial: result for trial, result in results.items() if trial.kind == kind})
         for kind in ("option", "argument")

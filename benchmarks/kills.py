@@ -104,24 +104,18 @@ def run(*args, **changes) -> int:
 def contents(output_dir: Path) -> dict[str, str]:
     """Return a checksum of everything that a run leaves and that must not depend on kills, by name."""
     last = list(checkpoints(output_dir).values())[-1]
+    lines = (output_dir / "training_log.jsonl").read_text().splitlines()
+    history = json.loads((last / "trainer_state.json").read_text())["log_history"]
     found = {
         "model": checksum(output_dir / "model.safetensors"),
         "target weights": checksum(last / "target_weights.safetensors"),
         "last checkpoint": _digest(last.name),
-        "training_log.jsonl": _digest([_steady(json.loads(line)) for line in _lines(output_dir)]),
-        "trainer_state.json": _digest([_steady(log) for log in _state(last)["log_history"]]),
+        "training_log.jsonl": _digest([_steady(json.loads(line)) for line in lines]),
+        "trainer_state.json": _digest([_steady(log) for log in history]),
     }
     tables = [*last.glob("nlac/*/*.parquet"), *output_dir.glob("completions/*"), *output_dir.glob("_audit/*")]
     found |= {path.relative_to(output_dir).as_posix(): _digest(pq.read_table(path).to_pylist()) for path in tables}
     return found
-
-
-def _lines(output_dir: Path) -> list[str]:
-    return (output_dir / "training_log.jsonl").read_text().splitlines()
-
-
-def _state(checkpoint: Path) -> dict[str, Any]:
-    return json.loads((checkpoint / "trainer_state.json").read_text())
 
 
 def _steady(log: dict[str, Any]) -> dict[str, Any]:

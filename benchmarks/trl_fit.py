@@ -8,6 +8,7 @@ the trainer. What a trainer imports later does not count, on either side.
 python -m benchmarks.trl_fit --page docs/source/contributing_to_trl.md
 """
 
+import argparse
 import json
 import subprocess
 import sys
@@ -56,12 +57,10 @@ def as_markdown(trainers: dict[str, dict[str, dict[str, int]]]) -> str:
 
 
 def main() -> None:
-    parser = reporting.parser(__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--page", type=Path, help="Markdown file whose results are replaced")
     args = parser.parse_args()
-    report = {**reporting.setting("trl"), "trainers": {name: loaded(name) for name in TRAINERS}}
-    reporting.write(report, args.json)
-    text = as_markdown(report["trainers"])
+    text = as_markdown({name: loaded(name) for name in TRAINERS})
     print(text)
     if args.page is not None:
         reporting.insert(text, args.page, "trl_fit.py")

@@ -2,17 +2,17 @@
 
 import json
 import os
+import random
 import runpy
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import pytest
 import yaml
 from helpers.scripts import run_script
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from benchmarks.tiny_models.guess_the_number_dialogues import GuessTheNumberFamily
+from benchmarks.tiny_models.samples import GUESS_THE_NUMBER_PROMPTS
 from trl_nlac import NLACPrompts
 from trl_nlac.cli.train_options import TrainParser
 from trl_nlac.environments.embedded import TINY_MODEL
@@ -21,7 +21,6 @@ from trl_nlac.environments.embedded import TINY_MODEL
 ROOT = Path(__file__).parent.parent
 RECIPES = sorted((ROOT / "trl_nlac" / "recipes").glob("*.yaml"))
 CPU = ["--use_cpu", "--bf16", "False"]
-ENVIRONMENT = {**os.environ, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
 
 
 @pytest.mark.parametrize(
@@ -90,22 +89,36 @@ def test_the_shop_of_the_small_model():
     assert [shop.step(one).reward for one in ("Lima.", "Lyon")] == [1.0, 0.0]
 
 
-def test_a_build_goes_on_after_an_interruption(tmp_path):
-    size = ["--hidden_size", "32", "--num_layers", "1", "--batch_size", "2", "--num_scored", "2"]
-    desk = ["--families", "support_desk", "--action_formats", "text", "--max_steps", "264"]
-    words = [*size, *desk, "--output_dir"]
-    state = tmp_path / "interrupted.build.safetensors"
-    command = [sys.executable, "-m", "benchmarks.tiny_models.build", *words, str(tmp_path / "interrupted")]
-    with subprocess.Popen(command, cwd=ROOT, env=ENVIRONMENT, stdout=subprocess.DEVNULL) as build:
-        while not state.exists() and build.poll() is None:
-            time.sleep(0.02)
-        build.kill()
-    assert state.exists(), "the build ended before it could be interrupted"
-    for name in ("interrupted", "whole"):
-        run_script("benchmarks/tiny_models/build.py", *words, str(tmp_path / name))
-        assert set(json.loads((tmp_path / name / "build.json").read_text())["scores"]) == {"support_desk text"}
-    weights = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("interrupted", "whole")]
-    assert weights[0] == weights[1] and not state.exists()
+def test_build_tiny_model(tmp_path):
+    output_dir = str(tmp_path / "model")
+    sizes = ["--max_steps", "2", "--num_scored", "4"]
+    run_script("benchmarks/tiny_models/build.py", "--output_dir", output_dir, "--several_futures", *sizes)
+    model = AutoModelForCausalLM.from_pretrained(output_dir)
+    assert len(AutoTokenizer.from_pretrained(output_dir)) == model.config.vocab_size
+    scores = json.loads((tmp_path / "model" / "build.json").read_text())["scores"]
+    assert set(scores) == {
+        f"{world} {action_format}"
+        for world in ("rooms", "service_desk")
+        for action_format in ("text", "react", "tool_call")
+    }
+    assert scores["rooms text"].keys() >= {"backup_exact", "backup_future_exact", "weighs_futures"}
+
+
+def test_build_of_the_game(tmp_path):
+    size = ["--hidden_size", "32", "--num_layers", "1", "--batch_size", "2", "--num_scored", "2", "--max_steps", "2"]
+    game = ["--families", "guess_the_number", "--action_formats", "text", "--output_dir", str(tmp_path)]
+    game += ["--roles", "critique", "critique", "refine"]
+    run_script("benchmarks/tiny_models/build.py", *size, *game)
+    scores = json.loads((tmp_path / "build.json").read_text())["scores"]
+    assert scores.keys() == {"guess_the_number text"}
+    assert scores["guess_the_number text"].keys() == {"backup_exact", "refine_obeys"}
+    tokenizer, rng = AutoTokenizer.from_pretrained(tmp_path), random.Random(0)
+    assert tokenizer.tokenize("Future: The target number is lower.") == ["Future:", "ĠTheĠtargetĠnumberĠisĠlower."]
+    for role in ("critique", "successor", "backup", "refine"):
+        for _ in range(100):
+            dialogue = GuessTheNumberFamily().dialogue(rng, role, known=False)
+            _, completion = dialogue.messages(role, GUESS_THE_NUMBER_PROMPTS)
+            assert len(tokenizer.tokenize(completion["content"])) < 64  # `max_completion_length` of the benchmark
 
 
 class TestRecipes:

@@ -15,15 +15,14 @@ import argparse
 import json
 import re
 from collections import defaultdict
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from benchmarks import reporting
 from benchmarks.real_model import real_model_path
-from benchmarks.reporting import insert, setting, write
 from trl_nlac import NLACPrompts
 from trl_nlac.chat.encoder import ChatEncoder
 from trl_nlac.chat.tokenizer import ending_token_ids
@@ -43,11 +42,8 @@ from trl_nlac.types import Answer, Transition
 CONVERSATIONS = Path(__file__).parent / "conversations.json"
 TOLD = "Future: It goes on as before and nothing is won.\nOptimality: No. {advice}"
 ROLES = ("policy", "critic", "backup", "refine")
-
-
-def versions() -> dict[str, NLACPrompts]:
-    """Return the prompts to compare, by name."""
-    return {"raw": NLACPrompts(), "examples": NLACPrompts(examples=WORKED_EXAMPLES)}
+VERSIONS = {"raw": NLACPrompts(), "examples": NLACPrompts(examples=WORKED_EXAMPLES)}  # prompts to compare, by name
+SETTINGS = {"max_completion_length": 192, "seed": 0}
 
 
 def ask_roles(roles: Roles, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -115,22 +111,22 @@ def rates(answers: list[dict[str, Any]]) -> dict[str, dict[str, float]]:
 
 def table(report: dict[str, Any]) -> str:
     """Write form and meaning by model, prompts and role."""
-    lines = [f"| model | prompts | {' | '.join(ROLES)} |", f"|---|---|{'---|' * len(ROLES)}"]
+    rows = []
     for model, of_model in report["models"].items():
         for name, answers in of_model.items():
             cells = []
             for measured in rates(answers).values():
                 low, high = wilson_interval(measured["form"] * measured["number"], measured["number"])
                 cells.append(f"{measured['form']:.2f} ({low:.2f} to {high:.2f}), {measured['meaning']:.2f}")
-            lines.append(f"| {model} | {name} | {' | '.join(cells)} |")
+            rows.append([model, name, *cells])
     number = measured["number"]
     return (
         f"Share of {number} answers of each role that can be read (95 % interval), and that can be read and mean "
-        "something:\n\n" + "\n".join(lines)
+        f"something:\n\n{reporting.table(['model', 'prompts', *ROLES], rows)}"
     )
 
 
-def measure(prompts: NLACPrompts, generator: TransformersGenerator, args: argparse.Namespace) -> list:
+def measure(prompts: NLACPrompts, generator: TransformersGenerator) -> list[dict[str, Any]]:
     """Ask about all conversations, those of each format of actions together."""
     by_format = defaultdict(list)
     for row in json.loads(CONVERSATIONS.read_text()):
@@ -140,9 +136,9 @@ def measure(prompts: NLACPrompts, generator: TransformersGenerator, args: argpar
         chat = ChatEncoder(generator.tokenizer)
         if action_format == "tool_call" and not chat.calls_tools:
             action_format = "react"
-        length = dict(max_completion_length=args.max_completion_length, max_format_retries=0)
-        torch.manual_seed(args.seed)
-        options = RoleOptions(action_format=action_format, **length)
+        torch.manual_seed(SETTINGS["seed"])
+        length = SETTINGS["max_completion_length"]
+        options = RoleOptions(action_format=action_format, max_completion_length=length, max_format_retries=0)
         answers += ask_roles(Roles(generator, chat, prompts, options, shows_progress=True), rows)
     return answers
 
@@ -150,36 +146,28 @@ def measure(prompts: NLACPrompts, generator: TransformersGenerator, args: argpar
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default=str(real_model_path()), help="Model, and its adapter if it has one.")
-    parser.add_argument("--versions", nargs="+", default=list(versions()), choices=list(versions()))
-    parser.add_argument("--prompts", type=Path, help="File with prompts in place of the default ones.")
-    parser.add_argument("--max_completion_length", type=int, default=192)
-    parser.add_argument("--batch_size", type=int, default=16)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--json", type=Path, help="File for the answers; those of other models and versions are kept.")
+    parser.add_argument("--json", type=Path, help="File for the answers; those of other models are kept.")
     parser.add_argument("--page", type=Path, help="Markdown file in which to replace the results.")
     args = parser.parse_args()
     tokenizer = AutoTokenizer.from_pretrained(args.model)
     model = AutoModelForCausalLM.from_pretrained(args.model, dtype=torch.bfloat16)
     endings = ending_token_ids(tokenizer, ChatEncoder(tokenizer).stop_ids, model.generation_config)
-    generator = TransformersGenerator(None, tokenizer, endings, args.batch_size)
+    generator = TransformersGenerator(None, tokenizer, endings, batch_size=16)
     report = {
-        **setting("torch", "transformers", "trl", device=str(model.device), threads=torch.get_num_threads()),
-        "settings": {name: getattr(args, name) for name in ("max_completion_length", "seed")},
+        **reporting.setting("torch", "transformers", "trl", device=str(model.device), threads=torch.get_num_threads()),
+        "settings": SETTINGS,
         "models": {},
     }
     if args.json is not None and args.json.exists():
         report["models"] = json.loads(args.json.read_text())["models"]
     of_model = report["models"].setdefault(Path(args.model).name, {})
-    for name in args.versions:
-        prompts = versions()[name]
-        if args.prompts is not None:
-            prompts = replace(NLACPrompts.from_file(args.prompts), examples=prompts.examples)
+    for name, prompts in VERSIONS.items():
         with generator.session(model):
-            of_model[name] = measure(prompts, generator, args)
-        write(report, args.json)
+            of_model[name] = measure(prompts, generator)
+        reporting.write(report, args.json)
         print(name, rates(of_model[name]), flush=True)
     if args.page is not None:
-        insert(table(report), args.page, "formats/run.py")
+        reporting.insert(table(report), args.page, "formats/run.py")
 
 
 if __name__ == "__main__":

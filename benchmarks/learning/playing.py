@@ -13,7 +13,7 @@ from torch import nn
 from transformers import PreTrainedModel, Trainer, TrainerCallback
 
 from benchmarks.learning.tasks import LearningTask
-from trl_nlac import NLACConfig, NLACTrainer
+from trl_nlac import NLACConfig
 from trl_nlac.chat.encoder import ChatEncoder
 from trl_nlac.chat.tokenizer import ending_token_ids, load_processing_class, tokenizer_of
 from trl_nlac.episodes.pool import EnvironmentPool
@@ -72,11 +72,6 @@ class Player:
         )
         roles = Roles(generator, chat, task.prompts, args, action_regex=args.vllm_structured_outputs_regex)
         return cls(task, args, model, roles, act)
-
-    @classmethod
-    def of_trainer(cls, task: LearningTask, trainer: NLACTrainer) -> "Player":
-        """Make a player that shares the roles of an NLAC trainer."""
-        return cls(task, trainer.args, trainer.model, trainer.roles)
 
     def play(self, rows: list[dict[str, Any]]) -> list[Episode]:
         """Play one episode of each row. Their steps count."""
@@ -153,7 +148,6 @@ class LearningCurve(TrainerCallback):
         self.player = player
         self.num_environment_steps = num_environment_steps
         self.budget = budget
-        self.swaps: list[dict[str, Any]] = []  # see [`~learning.swaps.measure`]
         self.interval = interval
         self.trained_tokens = TrainedTokens()
         self.points: list[dict[str, float]] = []

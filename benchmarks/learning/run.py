@@ -81,11 +81,6 @@ def read(value: str) -> Any:
         return value
 
 
-def written(value: Any) -> str:
-    """Write a setting for the command line, as [`read`] reads it."""
-    return shlex.quote(value if isinstance(value, str) else json.dumps(value))
-
-
 def read_settings(words: list[str]) -> dict[str, Any]:
     """
     Read `--name value` pairs of the command line. A name without a value is true; a value without a name is refused.
@@ -123,8 +118,9 @@ def decode(player: Player, temperatures: list[float], num_episodes: int) -> list
     return decoded
 
 
-def run_cell(task_name: str, method: str, seed: int, args: argparse.Namespace, changes: dict) -> dict:
-    """Train and evaluate one cell."""
+def run_cell(task_name: str, method: str, seed: int, args: argparse.Namespace, words: list[str]) -> dict:
+    """Train and evaluate one cell, with the settings that `words` change."""
+    changes = read_settings(words)
     setting = reporting.setting("torch", "transformers", "trl", "accelerate")  # before the checkout may change
     task = make_task(task_name, seed)
     if args.base_model:
@@ -155,7 +151,7 @@ def run_cell(task_name: str, method: str, seed: int, args: argparse.Namespace, c
             + ([f"--base_model {args.base_model}"] if args.base_model else [])
             + ([f"--temperatures {' '.join(map(str, args.temperatures))}"] if args.temperatures else [])
             + ([f"--budget {budget}"] if budget != budget_of(task_name, method) else [])
-            + [f"--{name} {written(value)}" for name, value in changes.items()]
+            + ([shlex.join(words)] if words else [])
         ),
         "budget": budget,
         "interval": interval,
@@ -163,7 +159,6 @@ def run_cell(task_name: str, method: str, seed: int, args: argparse.Namespace, c
         **setting,
         "points": points,
         "tokens": tokens,
-        **({"swaps": curve.swaps} if trains and curve.swaps else {}),
         "before": before or {name: final[name] for name in task.unseen},
         "final": final,
         **({"decoded": decode(player, args.temperatures, task.final_episodes)} if args.temperatures else {}),
@@ -209,7 +204,7 @@ def main():
     ]
     if args.in_process:
         [(task, method, seed)] = cells
-        report = run_cell(task, method, seed, args, read_settings(rest))
+        report = run_cell(task, method, seed, args, rest)
         reporting.write(report, cell_path(args.cells, task, method, seed))
         return
 

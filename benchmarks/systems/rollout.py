@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 
 """
-How long rollouts wait for slow environments: wall time of `play_episodes` against a loop that plays one episode after
-the other (`max_instances=1`, eight episodes, scaled), and against the ideal, in which all environments step at once
-and only latency and generation take time. The generator is a stub that answers at once, or after
-`--generation_seconds`. `seconds` is the median of rollouts that reuse their instances, as in training, and
-`first_seconds` the time of the first one, which creates them.
+How long rollouts wait for slow environments: wall time of `play_episodes` against the ideal, in which all environments
+step at once and only latency and generation take time. The generator is a stub that answers at once, or after 0.1 s.
+`seconds` is the median of rollouts that reuse their instances, as in training, and `first_seconds` the time of the
+first one, which creates them.
 
 python -m benchmarks.systems.rollout --json benchmarks/results/rollout.json
 """
@@ -27,6 +26,9 @@ from trl_nlac.episodes.rollout import play_episodes
 from trl_nlac.generation.generator import Completion
 from trl_nlac.method.roles import Roles
 from trl_nlac.options.role_options import RoleOptions
+
+
+NUM_EPISODES, NUM_TURNS, LATENCY = 64, 8, 0.05  # seconds of a step
 
 
 class Slow(StubGenerator):
@@ -74,11 +76,9 @@ def make_roles(num_turns: int, generation: float) -> Roles:
     return Roles(Slow(chat.completion("take red"), generation), chat, COMPACT_PROMPTS, options)
 
 
-def seconds_of(
-    environment, num_episodes: int, num_turns: int, generation: float = 0.0, runs: int = 1, **options
-) -> list[float]:
+def seconds_of(environment, num_episodes: int, num_turns: int, generation: float, runs: int = 1) -> list[float]:
     """Return the seconds of each rollout. The first creates the instances."""
-    roles, pool, seconds = make_roles(num_turns, generation), EnvironmentPool(environment, **options), []
+    roles, pool, seconds = make_roles(num_turns, generation), EnvironmentPool(environment), []
     for _ in range(runs):
         start = time.perf_counter()
         episodes = play_episodes(pool, [{}] * num_episodes, roles)
@@ -89,45 +89,32 @@ def seconds_of(
 
 
 def measure(kind: str, generation: float, num_episodes: int, num_turns: int, latency: float, runs: int) -> dict:
-    """Compare rollouts with the serial loop and with the ideal."""
+    """Compare rollouts with the ideal."""
     environment = make_environment(latency, num_turns, is_async=kind == "async")
     seconds_of(environment, 2, num_turns, generation)  # warm up
-    num_serial = min(8, num_episodes)
-    (serial,) = seconds_of(environment, num_serial, num_turns, generation, max_instances=1)
-    serial *= num_episodes / num_serial
     first, *others = seconds_of(environment, num_episodes, num_turns, generation, 1 + runs)
     ideal = num_turns * (latency + generation)
     return {
         "environment": kind,
         "generation_seconds": generation,
-        "serial_seconds": round(serial, 3),
         "seconds": round(median(others), 3),
         "first_seconds": round(first, 3),
         "all_seconds": [round(value, 3) for value in others],
         "ideal_seconds": round(ideal, 3),
-        "speedup_over_serial": round(serial / median(others), 1),
         "ratio_to_ideal": round(median(others) / ideal, 2),
     }
 
 
 def main():
-    parser = reporting.parser(__doc__)
-    parser.add_argument("--num_episodes", type=int, default=64)
-    parser.add_argument("--num_turns", type=int, default=8)
-    parser.add_argument("--latency", type=float, default=0.05, help="seconds of a step")
-    parser.add_argument("--generation_seconds", type=float, nargs="+", default=[0.0, 0.1], help="seconds of a batch")
-    parser.add_argument("--repetitions", type=int, default=5)
-    args = parser.parse_args()
-    sizes = (args.num_episodes, args.num_turns, args.latency, args.repetitions)
+    args = reporting.parser(__doc__).parse_args()
     rows = []
-    for generation in args.generation_seconds:
+    for generation in (0.0, 0.1):
         for kind in ("blocking", "async"):
-            rows.append(measure(kind, generation, *sizes))
+            rows.append(measure(kind, generation, NUM_EPISODES, NUM_TURNS, LATENCY, runs=5))
             print(json.dumps(rows[-1]), flush=True)
     report = {
-        **{"episodes": args.num_episodes, "turns": args.num_turns, "latency_seconds": args.latency},
+        **{"episodes": NUM_EPISODES, "turns": NUM_TURNS, "latency_seconds": LATENCY},
         **reporting.setting("torch", "transformers", "trl"),
-        "speedup_over_serial": min(row["speedup_over_serial"] for row in rows),
         "ratio_to_ideal": max(row["ratio_to_ideal"] for row in rows),
         "rows": rows,
     }

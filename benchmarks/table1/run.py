@@ -68,20 +68,17 @@ def launch(accelerate: list[str], words: list[str]) -> None:
         sys.exit("This step failed, see above. What came before it is kept: give the command again.")
 
 
-def check_base(success: dict[str, dict], expected: dict[str, float]) -> None:
-    """Check that the base model starts where somebody has measured it, and end the row if it does not."""
+def check_base(success: dict[str, dict], words: list[str]) -> None:
+    """
+    Check that the base model starts where somebody has measured it (`column=success` each), and end the row if not.
+    """
+    expected = {name: float(value) for name, _, value in (word.partition("=") for word in words)}
     for name, of in success.items():
         if name in expected:
             check = check_success(of["mean"], of["episodes"], expected[name])
             print(f"{name}: {check.value:.2f}, expected {check.needed}: {check.verdict}", flush=True)
             if check.verdict == NO_GO:
                 sys.exit(check.advice)
-
-
-def read_expected(words: list[str]) -> dict[str, float]:
-    """Read the expected success of base models: `column=success` each."""
-    pairs = [word.partition("=") for word in words]
-    return {name: float(value) for name, _, value in pairs}
 
 
 def write_tiny(folder: Path) -> dict[str, str]:
@@ -142,7 +139,7 @@ def take_row(args: argparse.Namespace, others: list[str]) -> None:
             return json.loads(path.read_text())
 
         before = take("evaluate", of_model / "base" / f"{task}.json")["success"]
-        check_base(before, read_expected(args.expected_success))
+        check_base(before, args.expected_success)
         if args.method == "nlac":
             checks = take("preflight", folder / "preflight.json")["checks"]
             failed = [check["name"] for check in checks if check["verdict"] == NO_GO]

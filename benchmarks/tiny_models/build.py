@@ -25,9 +25,8 @@ So are those of Guess The Number in the model of the benchmark's game, which has
 python -m benchmarks.tiny_models.build --output_dir benchmarks/learning/base_model_guess_the_number \\
     --max_steps 4000 --families guess_the_number --action_formats text
 
-There is no model yet that can look things up in the handbooks of `--families handbook`.
-
-A build writes its state into `--state_file` every 256 steps. The same command goes on after an interruption.
+The model is saved every 1,000 steps. A build that was interrupted goes on from there with `--first_step`, a new
+optimizer and new samples.
 
 With `--several_futures` the model also learns the roles that weigh several futures (`num_futures` above 1).
 """
@@ -38,28 +37,26 @@ import random
 import sys
 import time
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
+from statistics import mean
 
 import torch
-from safetensors import safe_open
-from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch.nn import functional as F
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from benchmarks.tiny_models import guess_the_number_dialogues
 from benchmarks.tiny_models.dialogues import RoleDialogue
-from benchmarks.tiny_models.guess_the_number_dialogues import GuessTheNumberFamily
-from benchmarks.tiny_models.rooms_dialogues import RoomsFamily
+from benchmarks.tiny_models.samples import FAMILIES as WORLDS
 from benchmarks.tiny_models.samples import GUESS_THE_NUMBER_PROMPTS
-from benchmarks.tiny_models.service_desk_dialogues import ServiceDeskFamily, lesson
-from benchmarks.tiny_models.support_desk_dialogues import SupportDeskFamily, named_values
+from benchmarks.tiny_models.service_desk_dialogues import ServiceDeskFamily
 from trl_nlac.chat.encoder import ChatEncoder
 from trl_nlac.chat.tool_calls import format_tool_call
-from trl_nlac.environments.embedded import COMPACT_PROMPTS, SUPPORT_PROMPTS, support_desk
+from trl_nlac.environments.embedded import COMPACT_PROMPTS, SUPPORT_PROMPTS, TINY_MODEL, support_desk
 from trl_nlac.environments.embedded.names import ALL_NAMES, NAMES_OF_VARIANTS
 from trl_nlac.environments.embedded.rooms import DOORS
-from trl_nlac.environments.embedded.service_desk import ARGUMENTS, VALUES, follow, format_call, parse_call
+from trl_nlac.environments.embedded.service_desk import ARGUMENTS, VALUES
 from trl_nlac.options.role_options import RoleOptions
 from trl_nlac.prompts import NLACPrompts
 
@@ -68,69 +65,19 @@ ROLE_MIX = ["policy", "critique", "critique", "successor", "backup", "backup", "
 MIX_OF_SEVERAL_FUTURES = ["future", "backup_future", *["evaluation"] * 5]  # weighing is harder than copying
 FORMAT_MIX = ["text", "text", "react", "tool_call"]
 FAMILIES = {
-    "rooms": RoomsFamily(),
-    "service_desk": ServiceDeskFamily(),
+    **{name: family() for name, family in WORLDS.items()},
     **{variant: ServiceDeskFamily(variant, customers=True) for variant in ("told", "hinted", "delayed")},
-    "handbook": ServiceDeskFamily(customers=True, handbook=True),
-    "support_desk": SupportDeskFamily(),
-    "guess_the_number": GuessTheNumberFamily(),
 }
 SPECIAL_TOKENS = ["<|endoftext|>", "<|end|>", "<|system|>", "<|user|>", "<|assistant|>", "<|tool|>"]
 SPECIAL_TOKENS += ["<tool_call>", "</tool_call>"]
-CHAT_TEMPLATE = """\
-{%- set system = '' %}
-{%- if messages[0].role == 'system' %}{% set system = messages[0].content %}{% set messages = messages[1:] %}\
-{% endif %}
-{%- if system or tools %}
-    {{- '<|system|>' + system }}
-    {%- for tool in tools or [] %}
-        {{- tool.function.name + '(' + tool.function.parameters.properties | join(', ') + ')' }}
-    {%- endfor %}
-    {{- '<|end|>' }}
-{%- endif %}
-{%- for message in messages %}
-    {%- if message.tool_calls %}
-        {%- set call = message.tool_calls[0].function %}
-        {{- '<|assistant|><tool_call>{"name": "' + call.name + '", "arguments": ' + call.arguments | tojson }}
-        {{- '}</tool_call><|end|>' }}
-    {%- else %}
-        {{- '<|' + message.role + '|>' + message.content + '<|end|>' }}
-    {%- endif %}
-{%- endfor %}
-{%- if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"""
-RESPONSE_TEMPLATE = {
-    "defaults": {"role": "assistant"},
-    "start_anchor": "<|assistant|>",
-    "fields": {
-        "tool_calls": {
-            "open": "<tool_call>",
-            "close_pattern": r"</tool_call>\s*",
-            "repeats": True,
-            "content": "json",
-            "transform": {"type": "function", "function": "{content}"},
-        },
-        "content": {"close_pattern": r"<\|end\|>\s*", "content": "text"},
-    },
-}
 
 
 def build_tokenizer() -> PreTrainedTokenizerFast:
     """Build a byte-level BPE in which every word of the tasks and roles is one token; other text is bytes."""
     words = ["take", "trap", "treasure", "late", "win", "lose", "route", "refused", "needs", "unreadable", "closed"]
     words += ["Future:", "Optimality:", "Yes", "No", "use", "avoid", "Critique?", "Scenario?", "Summary?", "Revise?"]
-    words += [
-        "Score",
-        "Thought:",
-        "Action:",
-        "Think.",
-        *DOORS,
-        *[value for values in VALUES for value in values],
-        *ALL_NAMES,
-        *NAMES_OF_VARIANTS,
-        *ARGUMENTS,
-        "accepted",
-    ]
-    words += [str(digit) for digit in range(10)]
+    words += ["Score", "Thought:", "Action:", "Think.", *DOORS, *chain(*VALUES)]
+    words += [*ALL_NAMES, *NAMES_OF_VARIANTS, *ARGUMENTS, "accepted", *map(str, range(10))]
     calls = [format_tool_call("take", {"door": door}) for door in DOORS]
     calls += [format_tool_call("route", dict(zip(ARGUMENTS, call, strict=True))) for call in zip(*VALUES, strict=True)]
     signatures = ["take(door)", f"route({', '.join(ARGUMENTS)})"]
@@ -200,16 +147,18 @@ def _phrase_tokenizer(phrases: set[str]) -> PreTrainedTokenizerFast:
 
 
 def _with_template(tokenizer: Tokenizer) -> PreTrainedTokenizerFast:
+    """Give a tokenizer the special tokens and the templates that every embedded model has."""
+    of_embedded = AutoTokenizer.from_pretrained(TINY_MODEL)
     built = PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         eos_token="<|end|>",
         pad_token="<|endoftext|>",
         additional_special_tokens=SPECIAL_TOKENS[2:],
-        chat_template=CHAT_TEMPLATE,
+        chat_template=of_embedded.chat_template,
         padding_side="left",
         model_max_length=512,
     )
-    built.response_template = RESPONSE_TEMPLATE
+    built.response_template = of_embedded.response_template
     return built
 
 
@@ -265,150 +214,44 @@ def score(
     number: int,
     several_futures: bool = False,
 ) -> dict[str, float]:
-    """Measure the greedy skill of every role, as shares of right answers."""
+    """
+    Measure the greedy skill of the roles: the shares of Bellman targets that are exactly right, of refined actions
+    that follow the critique, and of critiques of known instances that begin with the right observation.
+    """
     rng = random.Random("score")
 
-    def answers(role, known):
+    def answers(role: str, known: bool = False) -> list[tuple[RoleDialogue, str, str]]:
         dialogues = [family.dialogue(rng, role, known) for _ in range(number)]
         samples = [encode(chat, prompts, dialogue, role, action_format) for dialogue in dialogues]
         inputs = chat.tokenizer.pad({"input_ids": [prompt for prompt, _ in samples]}, return_tensors="pt")
         output = model.generate(**inputs, max_new_tokens=64, do_sample=False)[:, inputs["input_ids"].shape[1] :]
-        texts = [chat.decode(ids) for ids in output.tolist()]
-        return dialogues, texts, [chat.decode(completion) for _, completion in samples]
+        right = [chat.decode(completion) for _, completion in samples]
+        return list(zip(dialogues, map(chat.decode, output.tolist()), right, strict=True))
 
     exact = {"backup_exact": "backup"}
     if several_futures:
         exact |= {"backup_future_exact": "backup_future", "weighs_futures": "evaluation"}
-    result = {}
-    for name, role in exact.items():
-        _, texts, right = answers(role, False)
-        result[name] = sum(map(str.__eq__, texts, right)) / number
-    dialogues, texts, right = answers("refine", False)
-    if isinstance(family, RoomsFamily):  # any other door follows the advice "avoid"
-        acted = [
-            chat.decode(encode(chat, prompts, replace(d, refined_action=d.action), "refine", action_format)[1])
-            for d in dialogues
-        ]
-        obeyed = [
-            (text == action) == dialogue.won and "take" in text
-            for text, action, dialogue in zip(texts, acted, dialogues, strict=True)
-        ]
-    elif isinstance(family, GuessTheNumberFamily):
-        obeyed = list(map(str.__eq__, texts, right))
-    else:
-        obeyed = [
-            _avoids(text, dialogue) if dialogue.advice.startswith("avoid ") else text == expected
-            for text, expected, dialogue in zip(texts, right, dialogues, strict=True)
-        ]
-    result["refine_obeys"] = sum(obeyed) / number
-    if isinstance(family, GuessTheNumberFamily):
-        _, texts, _ = answers("policy", False)
-        result["guesses"] = sum(guess_the_number_dialogues.parse_guess(text) is not None for text in texts) / number
-        dialogues, texts, _ = answers("critique", False)
-        result["hint_can_be"] = sum(map(_can_be, texts, dialogues)) / number
-        return {name: round(value, 3) for name, value in result.items()}
-    dialogues, texts, _ = answers("critique", True)
-    result["known_next_observation"] = (
-        sum(
-            text.startswith(f"Future: {dialogue.future[0][1]}")
-            for text, dialogue in zip(texts, dialogues, strict=True)
-        )
-        / number
-    )
-    if not isinstance(family, RoomsFamily):
-        dialogues, texts, _ = answers("policy", False)
-        mended = []
-        for text, dialogue in zip(texts, dialogues, strict=True):
-            action = _mended(family, dialogue)
-            if action:
-                mending = replace(dialogue, action=action)
-                mended.append(text == chat.decode(encode(chat, prompts, mending, "policy", action_format)[1]))
-        result["mends_refused_call"] = sum(mended) / max(1, len(mended))
+    result = {name: mean(text == right for _, text, right in answers(role)) for name, role in exact.items()}
+    obeyed = []
+    for dialogue, text, right in answers("refine"):
+        kept = encode(chat, prompts, replace(dialogue, refined_action=dialogue.action), "refine", action_format)[1]
+        obeyed.append(text != chat.decode(kept) if dialogue.advice.startswith("avoid ") else text == right)
+    result["refine_obeys"] = mean(obeyed)
+    if family.known is not None:
+        begins = [text.startswith(f"Future: {of.future[0][1]}") for of, text, _ in answers("critique", known=True)]
+        result["known_next_observation"] = mean(begins)
     return {name: round(value, 3) for name, value in result.items()}
-
-
-def _can_be(text: str, dialogue: RoleDialogue) -> bool:
-    """Whether what a critique says of a guess is what the game can say, after the hints so far."""
-    game, guess = guess_the_number_dialogues, guess_the_number_dialogues.parse_guess(dialogue.action)
-    said = {game.observe(dialogue.history, guess, number) for number in game.fitting(dialogue.history)}
-    return any(text.startswith(f"Future: {observation}") for observation in said)
-
-
-def _mended(family, dialogue: RoleDialogue) -> str:
-    """Correct the last call of the history as its refusal says; empty if that names no value."""
-    if not dialogue.history:
-        return ""
-    call, refusal = dialogue.history[-1]
-    if isinstance(family, SupportDeskFamily):
-        mended = follow(support_desk.parse_call(call), named_values(refusal), support_desk.POSITIONS)
-        return support_desk.format_call(mended)
-    use = lesson(dialogue.history[-1:]).use
-    return format_call(follow(parse_call(call), use)) if use else ""
-
-
-def _avoids(text: str, dialogue: RoleDialogue) -> bool:
-    """Whether an action in plain text changes only the value that the last critique warns of."""
-    call, before = parse_call(text), parse_call(dialogue.action)
-    warned = dialogue.advice.split()[-1]
-    if call is None:
-        return False
-    return [old for old, new in zip(before, call, strict=True) if old != new] == [warned]
-
-
-def save_state(path: Path, model, optimizer, rng: random.Random, step: int, seconds: float) -> None:
-    """Write what a build needs to go on exactly: weights, moments of the optimizer and the state of the samples."""
-    tensors = {f"model.{name}": tensor for name, tensor in model.named_parameters()}
-    for i, state in optimizer.state_dict()["state"].items():
-        tensors |= {f"optimizer.{i}.{name}": value for name, value in state.items()}
-    version, numbers, gauss = rng.getstate()
-    written = path.with_suffix(".part")
-    metadata = {"step": step, "seconds": seconds, "random": [version, list(numbers), gauss]}
-    save_file(tensors, written, {"build": json.dumps(metadata)})
-    written.replace(path)
-
-
-def load_state(path: Path, model, optimizer, rng: random.Random) -> tuple[int, float]:
-    """Restore the state of a build. Return its step and the seconds it took so far."""
-    with safe_open(path, "pt") as file:
-        metadata = json.loads(file.metadata()["build"])
-    tensors, state = load_file(path), {}
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            parameter.copy_(tensors[f"model.{name}"])
-    for name, tensor in tensors.items():
-        if name.startswith("optimizer."):
-            _, i, key = name.split(".")
-            state.setdefault(int(i), {})[key] = tensor
-    optimizer.load_state_dict({**optimizer.state_dict(), "state": state})
-    version, numbers, gauss = metadata["random"]
-    rng.setstate((version, tuple(numbers), gauss))
-    return metadata["step"], metadata["seconds"]
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output_dir", default="tiny_model")
     parser.add_argument("--max_steps", type=int, default=10000)
-    parser.add_argument(
-        "--first_step",
-        type=int,
-        default=0,
-        help="continue from the weights of this step in `output_dir`, with a new optimizer and new samples",
-    )
+    parser.add_argument("--first_step", type=int, default=0, help="go on from the weights in `output_dir`")
     parser.add_argument("--families", nargs="+", choices=list(FAMILIES), default=["rooms", "service_desk"])
-    parser.add_argument(
-        "--action_formats",
-        nargs="+",
-        default=FORMAT_MIX,
-        help="one is drawn per sample; repeat one to draw it more often",
-    )
-    parser.add_argument(
-        "--roles",
-        nargs="+",
-        choices=sorted(set(ROLE_MIX)),
-        default=ROLE_MIX,
-        help="one is drawn per sample; repeat one to draw it more often",
-    )
+    drawn = "one is drawn per sample; repeat one to draw it more often"
+    parser.add_argument("--action_formats", nargs="+", default=FORMAT_MIX, help=drawn)
+    parser.add_argument("--roles", nargs="+", choices=sorted(set(ROLE_MIX)), default=ROLE_MIX, help=drawn)
     parser.add_argument("--several_futures", action="store_true", help="add the roles for `num_futures` above 1")
     parser.add_argument("--hidden_size", type=int, default=128)
     parser.add_argument("--num_layers", type=int, default=3)
@@ -417,9 +260,6 @@ def main():
     parser.add_argument("--prompt_weight", type=float, default=0.1, help="weight of the loss on prompt tokens")
     parser.add_argument("--num_scored", type=int, default=128, help="number of samples per role in a score")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument(
-        "--state_file", help="by default, a file beside `output_dir` that the end of the build removes"
-    )
     args = parser.parse_args()
 
     of_their_own = {
@@ -443,20 +283,13 @@ def main():
     role_mix = args.roles + (MIX_OF_SEVERAL_FUTURES if args.several_futures else [])
     rng = random.Random(args.seed + args.first_step)
     optimizer = torch.optim.AdamW(model.parameters(), lr=args.learning_rate, weight_decay=0.01, betas=(0.9, 0.98))
-    state_file = Path(args.state_file or f"{args.output_dir.rstrip('/')}.build.safetensors")
-    # The state holds no batches: it is written when all of them were used.
-    first_step, seconds = (
-        load_state(state_file, model, optimizer, rng) if state_file.exists() else (args.first_step, 0)
-    )
-    start, batches = time.perf_counter() - seconds, []
-    for step in range(first_step, args.max_steps):
+    start, batches = time.perf_counter(), []
+    for step in range(args.first_step, args.max_steps):
         progress = step / args.max_steps
         rate = args.learning_rate * min(1, (step - args.first_step + 1) / 100) * min(1, (1 - progress) / 0.7)
         for group in optimizer.param_groups:
             group["lr"] = rate
         if not batches:  # batches of similar lengths, in random order
-            if step % 256 == 0 and step > first_step:
-                save_state(state_file, model, optimizer, rng, step, time.perf_counter() - start)
             roles = [rng.choice(role_mix) for _ in range(8 * args.batch_size)]
             samples = [
                 encode(
@@ -508,7 +341,6 @@ def main():
         "scores": scores,
     }
     (Path(args.output_dir) / "build.json").write_text(json.dumps(made, indent=2) + "\n")
-    state_file.unlink(missing_ok=True)
 
 
 if __name__ == "__main__":

@@ -50,7 +50,7 @@ def make_role_samples(
 
     Backup and refinement samples can use the names of the instance to be learned, with random rules: they teach the
     model to copy and to follow advice, and leak nothing. The other roles use known instances, for which they are true.
-    Where there is none, in Guess The Number and with handbooks, there are samples of these two roles alone. With
+    Where there is none, in Guess The Number, there are samples of these two roles alone. With
     `several_futures` there are samples of the roles that weigh several (`num_futures` above 1), too, in the rooms and
     at the service desk.
     """

@@ -20,7 +20,6 @@ from trl_nlac.environments.embedded.names import (
 from trl_nlac.environments.embedded.service_desk import (
     ARGUMENTS,
     NOISE,
-    NUM_REQUESTS,
     POSITIONS,
     TOOL,
     VALUES,
@@ -94,29 +93,22 @@ class ServiceDeskFamily:
     Role data of other desks of a variant: a desk with fixed rules and known names, and random rules with the names of
     [`ServiceDesk.from_seed`]. The latter teach a model the format of the roles, but nothing about any particular desk.
     Noisy desks use `"told"`, as the noise cannot be known beforehand. With `customers`, requests name one.
-
-    With a `handbook`, all desks have random rules, which the first observation names: up to [`NUM_REQUESTS`] of them,
-    since a model learns to look up in short handbooks first. Critics look them up, and policies pay no heed to them.
     """
 
-    def __init__(self, variant: str = "told", customers: bool = False, handbook: bool = False):
-        self.variant, self.handbook = variant, handbook
+    def __init__(self, variant: str = "told", customers: bool = False):
+        self.variant = variant
         self.customers = CUSTOMERS + HELD_OUT_CUSTOMERS if customers else []
-        self.known = None
-        if not handbook:
-            self.known = ServiceDesk.draw(random.Random("known desk"), KNOWN_REQUESTS[variant], variant=variant)
+        self.known = ServiceDesk.draw(random.Random("known desk"), KNOWN_REQUESTS[variant], variant=variant)
 
     def dialogue(self, rng: random.Random, role: str, known: bool) -> RoleDialogue:
         """Draw the events around one action; `role` decides how skilled the agents are."""
-        known, desk = known and not self.handbook, self.known
+        desk = self.known
         if not known:
-            num_requests = rng.randint(1, NUM_REQUESTS) if self.handbook else 1 + (self.variant == "delayed")
+            num_requests = 1 + (self.variant == "delayed")
             desk = ServiceDesk.draw(rng, rng.sample(REQUESTS_OF_NEW_DESKS, num_requests), self.variant)
         request = rng.choice(desk.requests)
         customer = rng.choice(self.customers) if self.customers else ""
         first_observation = desk.first_observation(request, customer)
-        if self.handbook:
-            first_observation = f"{desk.handbook} {first_observation}"
         state, history = desk.start(request), []
         for _ in range(desk.attempts - 1):
             if role != "successor" and rng.random() < 0.5:
@@ -130,8 +122,7 @@ class ServiceDeskFamily:
         if role == "policy":
             call = _policy(rng, desk, state, known, history)
         else:
-            is_skilled = known or self.handbook or role in ROLES_OF_ANY_INSTANCE
-            skills = [0, 0.5, 0.8] if is_skilled else [0, 0, 0, 0.5]
+            skills = [0, 0.5, 0.8] if known or role in ROLES_OF_ANY_INSTANCE else [0, 0, 0, 0.5]
             call = _guess(rng, desk, state, rng.choice(skills), history)
             if role == "successor" and has_ended(_answer(rng, desk, state, call)):
                 call = _guess(rng, desk, state, 0, [])

@@ -18,16 +18,18 @@ from benchmarks.learning.figures.__main__ import IMAGE, PAGES, ROOT, mark
 from benchmarks.learning.figures.curves import (
     area,
     decoded_success,
+    difference,
     final_success,
+    holm,
     mean_curve,
+    over_seeds,
+    permutation_p,
     reach,
     success_at,
     verdict_accuracy,
 )
 from benchmarks.learning.figures.plots import plot
-from benchmarks.learning.figures.seeds import difference, holm, over_seeds, permutation_p
-from benchmarks.learning.figures.table import gap, label, rate, task_label
-from benchmarks.learning.figures.tables import SETS, Tables, draws
+from benchmarks.learning.figures.tables import SETS, Tables, draws, gap, label, rate
 
 
 TOLD = "service_desk_told"
@@ -232,16 +234,10 @@ class TestTables:
         assert found["equal generated tokens"] == "0.68 / 0.40 *"  # 25,000 of NLAC's 30,000
         assert found["equal gradient steps"] == "0.81 / 0.20 *"
 
-    def test_names(self):
-        assert label("nlac_two_updates") == "NLAC (two updates)" and label("rft_long") == "RFT (long)"
-        assert label("hindsight_acts_sharply") == "Hindsight (acts sharply)"
-        assert (task_label(TOLD), task_label("guess_the_number")) == ("Service desk (told)", "Guess the number")
-
     def test_the_picture(self, tmp_path):
-        for end in ("png", "svg"):
-            path = tmp_path / f"curves.{end}"
-            plot(Tables(make_cells("nlac", [[0.0, 0.9]] * 2) + make_cells("base", [[0.1]])), path)
-            assert path.stat().st_size > 5000
+        path = tmp_path / "curves.png"
+        plot(Tables(make_cells("nlac", [[0.0, 0.9]] * 2) + make_cells("base", [[0.1]])), path)
+        assert path.stat().st_size > 5000
 
 
 @pytest.fixture(scope="module")
@@ -287,10 +283,6 @@ class TestPages:
             for cell in tables.of("guess_the_number", name, "game")
         ]
         assert (sum(lost), len(lost)) == (4, 8)
-
-    def test_result_pages_are_short(self):
-        words = len((ROOT / "docs" / "source" / "results.md").read_text().split())
-        assert words <= 2500
 
     def test_results_are_small(self):
         folder = ROOT / "benchmarks" / "results"

@@ -13,11 +13,10 @@ from benchmarks import reporting
 from benchmarks.cells import read_cells
 from benchmarks.learning import run
 from benchmarks.learning.methods import memory, nlac
-from benchmarks.learning.methods.base import play_base
+from benchmarks.learning.methods.base import play_base, refine_once
+from benchmarks.learning.methods.extraction import blind_critiques
 from benchmarks.learning.methods.grpo import as_completion
-from benchmarks.learning.methods.roles import blind_critiques, refine_once
 from benchmarks.learning.methods.settings import BASELINES, NLAC, acting_config, default_settings, merge_settings
-from benchmarks.learning.playing import Player
 from benchmarks.learning.tasks import TASKS, Instances, make_task
 from trl_nlac import NLACConfig
 from trl_nlac.environments import ServiceDesk
@@ -88,7 +87,7 @@ class TestCells:
     )
     def test_cell(self, method, tmp_path, monkeypatch):
         monkeypatch.setattr(run, "make_task", small_task)
-        cell = run.run_cell("service_desk_delayed", method, 0, make_args(tmp_path), {})
+        cell = run.run_cell("service_desk_delayed", method, 0, make_args(tmp_path), [])
         steps = [point["environment_steps"] for point in cell["points"]]
         if method in ("base", "base_refined"):
             assert steps == [0] and cell["settings"] == {}
@@ -113,7 +112,7 @@ class TestCells:
     @pytest.mark.parametrize("method", ["nlac", "hindsight"])
     def test_policies_are_decoded_at_several_temperatures(self, method, tmp_path, monkeypatch):
         monkeypatch.setattr(run, "make_task", small_task)
-        cell = run.run_cell("service_desk_noisy", method, 0, make_args(tmp_path, temperatures=[0.5, 0.0]), {})
+        cell = run.run_cell("service_desk_noisy", method, 0, make_args(tmp_path, temperatures=[0.5, 0.0]), [])
         assert [tuple(of.values())[:3] for of in cell["decoded"]] == [
             *(("held_out", 0.5, 0.0), ("held_out", 0.5, 0.05), ("held_out", 0.0, 0.0)),
             *(("train", 0.5, 0.0), ("train", 0.5, 0.05), ("train", 0.0, 0.0)),
@@ -154,20 +153,19 @@ class TestCells:
 
     def test_changes_of_the_command_line_are_in_the_cell(self, tmp_path, monkeypatch):
         monkeypatch.setattr(run, "make_task", small_task)
-        changes = {"role_sampling": {"critic": {"temperature": 0.5}}, "target_max_age": 3}
-        changes["max_completion_length"] = 48
-        cell = run.run_cell("service_desk_told", "nlac", 0, make_args(tmp_path), changes)
+        words = ["--role_sampling", '{"critic": {"temperature": 0.5}}', "--target_max_age", "3"]
+        words += ["--max_completion_length", "48"]
+        cell = run.run_cell("service_desk_told", "nlac", 0, make_args(tmp_path), words)
         acting = cell["acting"]
         assert acting["max_completion_length"] == 48 and not set(acting) & set(cell["settings"])
         assert {**acting, **cell["settings"]}.items() >= {**NLAC, "target_max_age": 3}.items()
         assert cell["settings"]["role_sampling"] == {"critic": {"temperature": 0.5}}
-        words = shlex.split(cell["command"])
-        assert run.read_settings(words[words.index("10") + 1 :]) == changes
+        assert shlex.split(cell["command"])[-len(words) :] == words
 
     @pytest.mark.slow
     def test_a_cell_can_be_run_again(self, tmp_path, monkeypatch):
         monkeypatch.setattr(run, "make_task", small_task)
-        first, again = (run.run_cell("service_desk_told", "nlac", 0, make_args(tmp_path), {}) for _ in range(2))
+        first, again = (run.run_cell("service_desk_told", "nlac", 0, make_args(tmp_path), []) for _ in range(2))
         for point in [*first["points"], *again["points"]]:
             del point["seconds"]
         assert again == first
@@ -350,20 +348,3 @@ class TestExtraction:
             logs[trainer] = trained.state.log_history[0]["policy/loss"]
         reverse, forward = logs.values()
         assert reverse > 0 and forward > 0 and reverse != pytest.approx(forward, rel=0.01)
-
-
-class TestPlayer:
-    def test_self_refinement_changes_what_is_played(self, tmp_path):
-        """A critic that names the right value, followed by refinement, corrects the first call of the base model."""
-        task = small_task("service_desk_told", 0)
-        acting: NLACConfig = acting_config(task, str(tmp_path), 0)
-        plain: Player = play_base(task, acting)
-        refined: Player = play_base(task, acting, refines=True)
-        rows = [task.rows[0]]
-        for player in (plain, refined):
-            player.roles.samplings = {
-                name: replace(sampling, temperature=0.0) for name, sampling in player.roles.samplings.items()
-            }
-        own, mended = plain.play(rows)[0].turns[0].action, refined.play(rows)[0].turns[0].action
-        assert own != mended and mended.startswith("route ")
-        assert refined.roles.tally.num_generated_tokens > plain.roles.tally.num_generated_tokens

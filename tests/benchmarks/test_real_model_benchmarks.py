@@ -5,108 +5,48 @@ import random
 import statistics
 import sys
 from functools import partial
-from types import SimpleNamespace
 
 import pytest
 from datasets import Dataset
 from helpers.testing_utils import make_roles
-from peft import LoraConfig, get_peft_model
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoTokenizer
 
 from benchmarks.cells import read_cells
 from benchmarks.formats.run import CONVERSATIONS, ask_roles, rates, table
-from benchmarks.learning.figures.table import label
+from benchmarks.learning.figures.tables import label
 from benchmarks.learning.tasks import handbook_rows
-from benchmarks.real_learning import generalisation, handbook
-from benchmarks.real_learning.desk import SpokenDesk, Teacher, asked_values, known_desk, rows, spoken
+from benchmarks.real_learning import desk, generalisation
+from benchmarks.real_learning.desk import HandbookDesk, asked_values, spoken
 from benchmarks.real_learning.generalisation import PLAIN, QUOTING
-from benchmarks.real_learning.handbook import HandbookDesk
 from benchmarks.real_learning.role_samples import chat_roles, play_transitions, read_transcript, sound_answers
-from benchmarks.real_learning.run import ROLES, ReportCallback, conversations, train, write_rehearsal
+from benchmarks.real_learning.warm_up import ROLES, conversations, write_rehearsal
 from benchmarks.reporting import write
 from trl_nlac import NLACPrompts
 from trl_nlac.chat.encoder import ChatEncoder
-from trl_nlac.environments import ServiceDesk
 from trl_nlac.environments.embedded import TINY_MODEL
-from trl_nlac.environments.embedded.service_desk import format_call, parse_call
+from trl_nlac.environments.embedded.service_desk import format_call
 from trl_nlac.episodes.pool import EnvironmentPool
-from trl_nlac.method.backup import bellman_targets
-from trl_nlac.method.roles import Roles
 from trl_nlac.options.role_options import RoleOptions
-from trl_nlac.types import Transition
 
 
-class TestSpokenDesk:
-    @pytest.mark.parametrize(
-        ("observation", "said"),
-        [
-            ("refused needs jade 1", "Refused: the form must be jade. You have 1 call left."),
-            ("refused needs dawn lose", "Refused: the time must be dawn. The request is lost."),
-            ("refused unreadable 1", "That is not a call. You have 1 call left."),
-            ("closed win", "The request is closed. The customer is served."),
-        ],
-    )
-    def test_what_it_says(self, observation, said):
-        assert spoken(observation) == said
-        assert asked_values(said) == [word for word in observation.split() if word in ("jade", "dawn")]
-
-    def test_new_desks_share_no_request_with_the_known_one(self):
-        assert not set(known_desk().requests) & {r for seed in range(20) for r in ServiceDesk.from_seed(seed).requests}
-
-
-@pytest.fixture
-def taught() -> tuple[ServiceDesk, Roles, list[Transition]]:
-    """The known desk, the teacher's roles, and what they played there."""
-    desk = known_desk()
-    roles = chat_roles(Teacher(NLACPrompts()).answer, NLACPrompts(), RoleOptions(**ROLES))
-    pool = EnvironmentPool(partial(SpokenDesk, desk))
-    try:
-        return desk, roles, play_transitions(roles, pool, list(rows(desk)), 60)
-    finally:
-        pool.close()
-
-
-def test_the_teacher_is_right_in_every_role(taught):
-    desk, roles, transitions = taught
-    oracle = SpokenDesk(desk).oracle
-    answers = sound_answers(roles, transitions)
-    assert {"policy", "critic", "backup", "refine"} == answers.keys()
-    assert all(rate == 1.0 for name, rate in roles.take_metrics().items() if name.endswith("format_rate"))
-    verdicts = set()
-    for transition, target in zip(transitions, answers["backup"], strict=True):
-        rule, call = desk.rules[transition.episode.task["request"]], parse_call(transition.turn.action)
-        assert target.parsed.future.startswith(transition.turn.next_observation)
-        assert target.parsed.optimal == (call == rule)
-        assert set(asked_values(target.parsed.future)) <= set(rule)
-        verdicts.add(target.parsed.optimal)
-    assert verdicts == {True, False}
-    of_next = [transition for transition in transitions if not transition.terminated]  # they make the targets
-    of_attempts = answers["critic"][len(of_next) :]
-    for transition, critique in zip(transitions, of_attempts, strict=True):
-        action = read_transcript(roles.chat.tokenizer, critique.prompt.ids)[-2]["content"]
-        assert oracle.future_is_right(transition, action, critique.parsed.future)
-        assert critique.parsed.optimal == (oracle.quality(transition, action) == 1)
-    assert not oracle.future_is_right(transition, action, f"{critique.parsed.future} The request is lost.")
-    assert all(parse_call(refined.parsed) for refined in answers["refine"])
-    assert any(parse_call(transition.turn.action) is None for transition in transitions)
-    assert len(answers["refine"]) > 20
-
-
-def test_the_teacher_foresees_as_the_backup_joins(taught):
-    """Refinement reads both, and must know where a call ends."""
-    desk, roles, transitions = taught
-    oracle = SpokenDesk(desk).oracle
-    right = []
-    for transition, target in zip(transitions, bellman_targets(roles, transitions, "explicit"), strict=True):
-        if not transition.terminated:
-            right.append(oracle.future_is_right(transition, transition.turn.action, target.parsed.future))
-    assert len(right) > 20 and statistics.mean(right) > 0.8  # one in ten calls of the teacher is none
+@pytest.mark.parametrize(
+    ("observation", "said"),
+    [
+        ("refused needs jade 1", "Refused: the form must be jade. You have 1 call left."),
+        ("refused needs dawn lose", "Refused: the time must be dawn. The request is lost."),
+        ("refused unreadable 1", "That is not a call. You have 1 call left."),
+        ("closed win", "The request is closed. The customer is served."),
+    ],
+)
+def test_what_a_spoken_desk_says(observation, said):
+    assert spoken(observation) == said
+    assert asked_values(said) == [word for word in observation.split() if word in ("jade", "dawn")]
 
 
 @pytest.mark.parametrize("setup", [PLAIN, QUOTING], ids=["plain", "quoting"])
 def test_desks_with_handbooks_are_read_by_the_teacher_and_judged_by_the_oracle(setup):
-    pool = EnvironmentPool(partial(HandbookDesk, handbook.known_desk))
-    tasks = handbook_rows(random.Random(0), range(8), ["maro"], world_of=handbook.known_desk)
+    pool = EnvironmentPool(partial(HandbookDesk, desk.known_desk))
+    tasks = handbook_rows(random.Random(0), range(8), ["maro"], world_of=desk.known_desk)
     roles = chat_roles(setup.teacher.answer, setup.teacher.prompts, RoleOptions(**ROLES))
     try:
         transitions = play_transitions(roles, pool, list(tasks), 60)
@@ -123,9 +63,10 @@ def test_desks_with_handbooks_are_read_by_the_teacher_and_judged_by_the_oracle(s
         assert critique.parsed.optimal == (oracle.quality(transition, action) == 1)
         if setup is QUOTING:
             request = transition.episode.task["request"]
-            right = format_call(handbook.known_desk(transition.episode.task["desk"]).rules[request])
+            right = format_call(desk.known_desk(transition.episode.task["desk"]).rules[request])
             assert critique.text.startswith(f"Handbook: About the {request}: {right}\nFuture: ")
             assert critique.parsed.optimal or next(refined).parsed == right
+    assert not oracle.future_is_right(transition, action, f"{critique.parsed.future} The request is lost.")
     assert len(worlds) > 4 and (setup is PLAIN or not list(refined))
     qualities = [oracle.quality(transition, transition.turn.action) for transition in transitions]
     assert 0 < statistics.mean(quality == 1 for quality in qualities) < 0.5  # most calls are wrong, and some are right
@@ -149,24 +90,12 @@ def test_samples_that_begin_another_are_encoded_within_it():
         assert all(label in (-100, token) for token, label in zip(row["input_ids"], row["labels"], strict=True))
 
 
-def test_a_desk_is_trained_and_goes_on_where_it_was(tmp_path):
-    """With the embedded model, which cannot read these prompts."""
-    adapter, saved = tmp_path / "adapter", []
-    model = AutoModelForCausalLM.from_pretrained(TINY_MODEL)
-    get_peft_model(model, LoraConfig(r=2, target_modules="all-linear", task_type="CAUSAL_LM")).save_pretrained(adapter)
-    for max_steps in (1, 2):
-        train(tmp_path, str(TINY_MODEL), adapter, 0, max_steps, saved.append)
-    assert [point["optimizer_steps"] for point in saved[-1]["curve"]] == [0, 1, 2]
-    assert {"success", "low", "high", "eval_oracle/readable_rate"} <= saved[-1]["curve"][0].keys()
-    assert saved[-1]["curve"][-1]["environment_steps"] > saved[0]["curve"][0]["environment_steps"] == 0
-
-
 @pytest.fixture(scope="module")
 def rehearsal(tmp_path_factory):
     """Samples of the teacher that reads handbooks."""
-    tasks = handbook_rows(random.Random(0), range(2), ["maro"], world_of=handbook.known_desk)
-    folder, factory = tmp_path_factory.mktemp("handbook"), generalisation.make_known_desks
-    return write_rehearsal(folder, PLAIN.teacher, tasks, factory, 4)
+    tasks = handbook_rows(random.Random(0), range(2), ["maro"], world_of=desk.known_desk)
+    factory = partial(HandbookDesk, desk.known_desk)
+    return write_rehearsal(tmp_path_factory.mktemp("handbook"), PLAIN.teacher, tasks, factory, 4)
 
 
 @pytest.mark.parametrize("method", [*generalisation.METHODS, "base_refined"])
@@ -192,21 +121,6 @@ def test_cells_that_exist_are_shown_without_a_warm_up(tmp_path, monkeypatch, cap
     generalisation.main()
     assert not (tmp_path / "run").exists()
     assert "| Spoken handbook | RFT | 1 | 326 | 0.77 |" in capsys.readouterr().out
-
-
-def test_an_evaluation_tells_how_the_roles_were_since_the_one_before():
-    saved = []
-    report = ReportCallback(saved.append)
-    report.trained = SimpleNamespace(eval_dataset=[{}] * 4)
-    evaluation = {"eval_episode/success_rate": 0.25, "eval_environment/steps": 8}
-    history = [{"step": 0, **evaluation}]
-    history += [{"step": i, "health/refine_compliance": i / 4, "tokens/generated": i} for i in range(1, 5)]
-    history[3:3] = [{"step": 2, **evaluation}]
-    report.on_evaluate(SimpleNamespace(num_eval_episodes=1), SimpleNamespace(log_history=[*history, history[0]]), None)
-    (result,) = saved
-    found = [point.get("health/refine_compliance") for point in result["curve"]]
-    assert found == [None, 0.375, 0.875]
-    assert [point["tokens"]["generated"] for point in result["curve"]] == [0, 2, 4]
 
 
 def test_form_and_meaning_of_every_role():

@@ -33,9 +33,7 @@ class TestRun:
         assert [point["gradient_steps"] for point in cell["curve"]] == [1, 2, 3, 4]
         assert cell["costs"]["gradient_steps"] == 4 and cell["costs"]["trained_tokens"] > 0
         assert (cell["costs"]["generated_tokens"] == 0) == (method == "sft")
-        assert ("critic" in cell) == ("best" in cell["success"]) == (method in run.ARMS)
-        floors = {"floor_1", "floor_2", "floor_3"}
-        assert cell["success"].get("best", {}).keys() in ({*floors}, set())
+        assert ("critic" in cell) == (method in run.ARMS)
         row = Tables([], relay=[{"set": "logs_4_3_floors", **cell}]).relay().splitlines()[-1]
         assert row.startswith(f"| logs | {SETTINGS_OF_RELAY[method]} | 1 |")
         if method in run.ARMS:  # nobody comes to the highest floor from above

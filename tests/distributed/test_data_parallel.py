@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 
 import json
-from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
 from helpers.launch import launch_script
+from helpers.testing_utils import assert_same
 from safetensors.torch import load_file
 
 
@@ -151,17 +151,11 @@ print(f"{list(trainer.player.failures.failed)[:2]} {len(trainer.replay) > 0}\\n"
 """
 
 
-def assert_same(first: Path, second: Path) -> None:
-    first, second = load_file(first), load_file(second)
-    assert first.keys() == second.keys()
-    assert all(first[name].equal(second[name]) for name in first)
-
-
 @pytest.mark.slow
 def test_two_processes(tmp_path):
     launch_script(tmp_path, SCRIPT, str(tmp_path))
     for kind in ("model", "target", "initial"):
-        assert_same(tmp_path / f"{kind}_0", tmp_path / f"{kind}_1")
+        assert_same(load_file(tmp_path / f"{kind}_0"), load_file(tmp_path / f"{kind}_1"))
     ranks = [tmp_path / "checkpoint-2" / "nlac" / f"rank_0000{rank}" for rank in (0, 1)]
     episodes = [pq.read_table(rank / "episodes.parquet").to_pylist() for rank in ranks]
     assert [len(rows) for rows in episodes] == [4, 4]  # 2 iterations of 4 episodes, half of them each
@@ -175,7 +169,7 @@ def test_two_processes(tmp_path):
         (tmp_path / f"{kind}_0").rename(tmp_path / f"{kind}_whole")
     launch_script(tmp_path, SCRIPT, str(tmp_path), "resume")
     for kind in ("model", "target", "initial"):
-        assert_same(tmp_path / f"{kind}_0", tmp_path / f"{kind}_whole")
+        assert_same(load_file(tmp_path / f"{kind}_0"), load_file(tmp_path / f"{kind}_whole"))
 
 
 @pytest.mark.parametrize("what", ["sharded", "shared"])

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Processes wait for those whose environments are slow, longer than any collective may take; not for lost ones."""
+"""Processes wait for those that are slow, longer than any collective may take; not for lost ones."""
 
 from helpers.launch import launch_script
 
@@ -14,8 +14,9 @@ from datetime import timedelta
 import torch.distributed as dist
 from helpers.testing_utils import DESK, TASKS, make_trainer
 from trl_nlac.environments.embedded import make_environment
+from trl_nlac.training import manifest
 
-slow = []
+checksum, slow, summed = manifest.checksum, [], []
 
 
 class Slow:
@@ -37,13 +38,21 @@ def gathers_and_scores(prompts, completions):
     return [0.0] * len(prompts)
 
 
-limit = [1]
-trainer = make_trainer(
-    sys.argv[1],
-    dict(max_steps=1, max_turns=1, ddp_timeout=3, per_device_train_batch_size=1, num_eval_critiques=1),
-    environment_factory=Slow,
-    eval_dataset=TASKS,
-)
+def slow_checksum(path):
+    if path.name == "model.safetensors" and len(summed) < limit[0]:
+        summed.append(path)
+        time.sleep(7)
+    return checksum(path)
+
+
+def make(max_steps):
+    config = dict(max_turns=1, ddp_timeout=3, per_device_train_batch_size=1, num_eval_critiques=1)
+    config |= dict(max_steps=max_steps, save_strategy="steps", save_steps=1)
+    return make_trainer(sys.argv[1], config, environment_factory=Slow, eval_dataset=TASKS)
+
+
+manifest.checksum, limit = slow_checksum, [1]
+trainer = make(1)
 # `use_cpu` does not pass `ddp_timeout` on.
 dist.distributed_c10d._set_pg_timeout(timedelta(seconds=3), dist.group.WORLD)
 trainer.train()
@@ -51,53 +60,14 @@ assert len(slow) == int(os.environ["RANK"])
 limit[0] = 2
 trainer.roles.generator.score = gathers_and_scores
 trainer.evaluate()
-print(f"done {os.environ['RANK']} {len(slow)}\\n", end="", flush=True)
-"""
-
-
-def test_slow_environments_of_one_process(tmp_path):
-    printed = launch_script(tmp_path, SCRIPT, str(tmp_path / "run"))
-    assert "done 0 0" in printed and "done 1 2" in printed
-
-
-CHECKSUMS = """
-import os
-import sys
-import time
-from datetime import timedelta
-
-import torch.distributed as dist
-from helpers.testing_utils import make_trainer
-from trl_nlac.training import manifest
-
-checksum, slow = manifest.checksum, []
-
-
-def slow_checksum(path):
-    if path.name == "model.safetensors" and len(slow) < limit[0]:
-        slow.append(path)
-        time.sleep(7)
-    return checksum(path)
-
-
-def make(max_steps):
-    config = dict(max_steps=max_steps, max_turns=1, ddp_timeout=3, per_device_train_batch_size=1)
-    return make_trainer(sys.argv[1], config | dict(save_strategy="steps", save_steps=1))
-
-
-manifest.checksum, limit = slow_checksum, [1]
-trainer = make(1)
-dist.distributed_c10d._set_pg_timeout(timedelta(seconds=3), dist.group.WORLD)
-trainer.train()
-limit[0] = 2
 make(2).train(resume_from_checkpoint=True)
-print(f"done {os.environ['RANK']} {len(slow)}\\n", end="", flush=True)
+print(f"done {os.environ['RANK']} {len(slow)} {len(summed)}\\n", end="", flush=True)
 """
 
 
-def test_a_process_that_is_slow_to_compute_checksums(tmp_path):
-    printed = launch_script(tmp_path, CHECKSUMS, str(tmp_path / "run"))
-    assert "done 0 2" in printed and "done 1 0" in printed
+def test_slow_environments_and_checksums_of_one_process(tmp_path):
+    printed = launch_script(tmp_path, SCRIPT, str(tmp_path / "run"))
+    assert "done 0 0 2" in printed and "done 1 2 0" in printed
 
 
 LOST = """

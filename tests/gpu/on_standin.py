@@ -5,7 +5,7 @@ import gc
 import pytest
 import torch
 from helpers import standin
-from helpers.standin import DeviceTensor, default_device, traffic
+from helpers.standin import default_device, traffic
 from helpers.testing_utils import COMPACT_PROMPTS, TASKS, TINY_MODEL, make_trainer, weights
 from peft import LoraConfig
 from torch import nn
@@ -13,8 +13,7 @@ from torch.testing import assert_close
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.integrations.sdpa_attention import repeat_kv
 
-from trl_nlac import NLACAgent, TargetWeights
-from trl_nlac.generation.engine import fingerprint
+from trl_nlac import NLACAgent
 from trl_nlac.generation.generator import Sampling
 from trl_nlac.generation.transformers import TransformersGenerator
 from trl_nlac.training import tree_attention
@@ -202,21 +201,6 @@ SAMPLINGS = {
 }
 
 
-@pytest.mark.parametrize("name", SAMPLINGS)
-def test_generation_and_scores(models, name):
-    found = []
-    for model in models:
-        generator = make_generator()
-        with generator.session(model):
-            said = generator.generate(PROMPTS, SAMPLINGS[name], [1, 2, 3, 4])
-            longer = [prompt + answer.token_ids for prompt, answer in zip(PROMPTS, said, strict=True)]
-            again = generator.generate(longer, SAMPLINGS[name], [5, 6, 7, 8])
-            scores = generator.score(longer, [answer.token_ids for answer in again])
-        found.append((said, again, scores, generator.take_metrics()))
-    assert found[0][:2] == found[1][:2] and found[0][3] == found[1][3]
-    assert found[0][2] == pytest.approx(found[1][2], rel=1e-5)
-
-
 def counted_tokens(model: nn.Module, sampling: Sampling, number: int) -> standin.Traffic:
     """Count what passes while a batch of three answers of `number` tokens is generated."""
     generator = make_generator()
@@ -235,27 +219,6 @@ def test_traffic_of_a_generated_token(models, name):
     for kind in ("syncs", "copies"):
         of_token = (vars(long)[kind].total() - vars(short)[kind].total()) / 20
         assert of_token <= {"syncs": 2, "copies": 0}[kind], (kind, vars(long)[kind])
-
-
-# Weights
-
-
-def test_target_weights_of_a_second_device(models):
-    model = AutoModelForCausalLM.from_pretrained(TINY_MODEL).to(OTHER)
-    target = TargetWeights(model, 0.5)
-    before = {n: v.to("cpu", copy=True) for n, v in target.state_dict().items()}
-    own = fingerprint(model)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(0.1)
-    target.update(model)
-    with target.swapped_into(model):
-        swapped = {n: p.detach().cpu() for n, p in model.named_parameters()}
-        assert fingerprint(model) != own
-    assert_close(swapped, {n: v + 0.05 for n, v in before.items()}, rtol=0, atol=1e-6)
-    assert devices_of(model) == {OTHER} and target.distance(model) > 0
-    target.load_state_dict(before)
-    assert all(isinstance(v, DeviceTensor) for v in target.state_dict().values())
 
 
 def test_a_model_on_two_devices_is_refused(tmp_path):

@@ -76,15 +76,12 @@ class _Handler(BaseHTTPRequestHandler):
         elif "preupload" in parts:
             paths = [file["path"] for file in json.loads(body)["files"]]
             modes = ["lfs" if path.endswith((".parquet", ".safetensors")) else "regular" for path in paths]
-            files = [
-                {"path": p, "uploadMode": mode, "shouldIgnore": False} for p, mode in zip(paths, modes, strict=True)
-            ]
-            self._json({"files": files})
+            pairs = zip(paths, modes, strict=True)
+            self._json({"files": [{"path": p, "uploadMode": mode, "shouldIgnore": False} for p, mode in pairs]})
         elif path.endswith("/info/lfs/objects/batch"):
-            objects = [
-                {**o, "actions": {"upload": {"href": f"{hub.url}/lfs/{o['oid']}"}}}
-                for o in json.loads(body)["objects"]
-            ]
+            objects = json.loads(body)["objects"]
+            for each in objects:
+                each["actions"] = {"upload": {"href": f"{hub.url}/lfs/{each['oid']}"}}
             self._json({"transfer": "basic", "objects": objects})
         elif "commit" in parts:
             repository = hub.files["/".join(parts[1:4])]
@@ -96,12 +93,8 @@ class _Handler(BaseHTTPRequestHandler):
                     repository[entry["value"]["path"]] = hub.large[entry["value"]["oid"]]
                 elif entry["key"] == "deletedFile":
                     repository.pop(entry["value"]["path"], None)
-            self._json(
-                {
-                    "commitUrl": f"{hub.url}/{'/'.join(parts[2:4])}/commit/{_sha(repository)}",
-                    "commitOid": _sha(repository),
-                }
-            )
+            commit = _sha(repository)
+            self._json({"commitUrl": f"{hub.url}/{'/'.join(parts[2:4])}/commit/{commit}", "commitOid": commit})
         elif "paths-info" in parts:
             self._json([])
         else:
@@ -127,21 +120,12 @@ class _Handler(BaseHTTPRequestHandler):
                 if folder and not found:
                     self._missing("EntryNotFound")
                 else:
-                    described = [
-                        {"type": "file", "path": p, "size": len(c), "oid": _sha(c)} for p, c in sorted(found.items())
-                    ]
-                    self._json(described)
+                    files = sorted(found.items())
+                    self._json([{"type": "file", "path": p, "size": len(c), "oid": _sha(c)} for p, c in files])
             else:
                 siblings = [{"rfilename": name} for name in sorted(hub.files[key])]
-                self._json(
-                    {
-                        "id": "/".join(parts[2:4]),
-                        "sha": _sha(hub.files[key]),
-                        "siblings": siblings,
-                        "private": False,
-                        "tags": [],
-                    }
-                )
+                described = {"id": "/".join(parts[2:4]), "sha": _sha(hub.files[key]), "siblings": siblings}
+                self._json({**described, "private": False, "tags": []})
         elif "resolve" in parts:
             at = parts.index("resolve")
             key = "/".join(parts[:at]) if parts[0] == "datasets" else "/".join(["models", *parts[:at]])
@@ -182,9 +166,6 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 def _sha(value) -> str:
-    text = (
-        value
-        if isinstance(value, bytes)
-        else json.dumps({name: _sha(content) for name, content in value.items()}).encode()
-    )
-    return hashlib.sha1(text).hexdigest()
+    if not isinstance(value, bytes):
+        value = json.dumps({name: _sha(content) for name, content in value.items()}).encode()
+    return hashlib.sha1(value).hexdigest()

@@ -5,14 +5,10 @@ Every table and the picture of the result pages, from the cells in benchmarks/re
 
 python -m benchmarks.learning.figures
 
-It replaces what is between the marks of the pages below. For all cells, and for those of another run:
-
-python -m benchmarks.learning.figures --all
-python -m benchmarks.learning.figures --cells runs/learning_cells
+It replaces what is between the marks of the pages below. `--all` prints all cells.
 """
 
 import argparse
-import json
 from pathlib import Path
 
 from benchmarks import reporting
@@ -41,15 +37,8 @@ def mark(table: str) -> str:
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--cells", type=Path, help="folder of a run's cells: print their tables and plot them there")
     parser.add_argument("--all", action="store_true", help="print the tables that no page has room for")
     args = parser.parse_args()
-    if args.cells:
-        cells = [{"set": "table", **json.loads(path.read_text())} for path in sorted(args.cells.rglob("*.json"))]
-        tables = Tables(cells)
-        print(tables.of_set("table"))
-        plot(tables, args.cells / "curves.png")
-        return
     tables = Tables(read_cells("learning"), read_cells("real_learning"), read_cells("relay"))
     if args.all:
         print(tables.appendix())

@@ -10,13 +10,12 @@ from matplotlib import pyplot as plt
 from matplotlib.ticker import EngFormatter
 
 from benchmarks.learning.figures.curves import mean_curve
-from benchmarks.learning.figures.table import label, task_label
-from benchmarks.learning.figures.tables import Tables
+from benchmarks.learning.figures.tables import Tables, label, task_label
 from benchmarks.learning.tasks import OUTSIDE_THE_TABLE, TASKS
 
 
 matplotlib.use("Agg")
-matplotlib.rcParams.update({"font.size": 10, "svg.hashsalt": "learning", "legend.frameon": False})
+matplotlib.rcParams.update({"font.size": 10, "legend.frameon": False})
 matplotlib.rcParams.update({"axes.grid": 1, "grid.alpha": 0.3, "axes.spines.top": False, "axes.spines.right": False})
 
 # Okabe and Ito's palette, which is safe for colour-blind readers.
@@ -67,5 +66,5 @@ def plot(tables: Tables, path: Path) -> None:
     figure.legend(handles=list(handles.values()), loc="upper center", ncols=4)
     figure.tight_layout(rect=(0, 0, 1, 0.9))
     path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None, dpi=110)
+    figure.savefig(path, dpi=110)
     plt.close(figure)

@@ -13,21 +13,36 @@ from benchmarks.learning.figures.curves import (
     COSTS,
     area,
     decoded_success,
+    difference,
     final_success,
+    holm,
+    of_cells,
+    permutation_p,
     reach,
     spent,
     success_at,
     training_success,
     verdict_accuracy,
 )
-from benchmarks.learning.figures.seeds import difference, holm, of_cells, permutation_p
-from benchmarks.learning.figures.table import gap, label, number, rate, task_label
 from benchmarks.learning.guess_the_number import REFERENCES
 from benchmarks.learning.methods.settings import SELF_DISTILLATION
 from benchmarks.learning.tasks import GUESS_THE_NUMBER, TASKS
 from trl_nlac import NLACConfig
 
 
+LABELS = {
+    "nlac": "NLAC",
+    "hindsight": "Hindsight",
+    "grpo": "GRPO",
+    "rft": "RFT",
+    "scalar": "Scalar critic",
+    "base": "Base model",
+    "rft_unanchored_long": "RFT (unanchored, long)",
+    "scalar_five": "Scalar critic (five times the steps)",
+    "self_distillation": "Self-distillation",
+    "self_distillation_reverse": "Self-distillation (reverse)",
+    "taught": "Taught",
+}
 Run = tuple[str, str, str]  # set, task and method
 METHODS = ("nlac", "hindsight", "grpo", "rft", "scalar", "base", "base_refined", "base_remembering")
 TOKENS = ("generated_tokens", "prefilled_tokens", "trained_tokens")
@@ -72,6 +87,37 @@ SETTINGS_OF_RELAY = {
     "scalar_forgetful": "Scalar actor-critic, no history",
 }
 WITHOUT_HISTORY = ("forgetful_monte_carlo", "scalar_forgetful")  # compared with NLAC without history
+
+
+def label(method: str) -> str:
+    """Return the name of a method."""
+    if method in LABELS:
+        return LABELS[method]
+    kind, _, setting = method.partition("_")
+    return f"{LABELS[kind]} ({setting.replace('_', ' ')})"
+
+
+def task_label(task: str) -> str:
+    """Return the name of a task."""
+    name, _, kind = task.partition("desk_")
+    return f"Service desk ({kind})" if kind else name.replace("_", " ").capitalize()
+
+
+def number(value: float | None) -> str:
+    """Format a cost."""
+    return "–" if value is None else f"{value:,.0f}"
+
+
+def rate(value: dict | None) -> str:
+    """Format a mean success with its interval, cut at 0 and 1."""
+    return "–" if value is None else reporting.interval(value)
+
+
+def gap(value: dict | None) -> str:
+    """Format a mean difference with its interval."""
+    if value is None or value["low"] is None:
+        return "–" if value is None else f"{value['mean']:+.2f}"
+    return f"{value['mean']:+.2f} ({value['low']:+.2f} to {value['high']:+.2f})"
 
 
 def draws(cells: list[dict]) -> float | None:

@@ -2,13 +2,18 @@
 
 """The base model in the learning benchmark, without training."""
 
+from dataclasses import replace
+
 from accelerate import Accelerator
 
-from benchmarks.learning.methods.roles import refine_once
 from benchmarks.learning.playing import Player
 from benchmarks.learning.tasks import LearningTask
 from trl_nlac import NLACConfig
+from trl_nlac.agent.better_actions import refinement_rounds
+from trl_nlac.method.refinement import Attempt
+from trl_nlac.method.roles import Roles
 from trl_nlac.training.model import load_model
+from trl_nlac.types import Answer, Prompt
 
 
 def play_base(task: LearningTask, acting: NLACConfig, refines: bool = False) -> Player:
@@ -16,6 +21,20 @@ def play_base(task: LearningTask, acting: NLACConfig, refines: bool = False) -> 
     accelerator = Accelerator(cpu=acting.use_cpu)
     model = load_model(task.model, acting).to(accelerator.device)
     return Player.of_model(task, acting, model, accelerator, refine_once if refines else None)
+
+
+def refine_once(roles: Roles, prompts: list[Prompt], seeds: list[int]) -> list[Answer]:
+    """
+    Act with one round of critique and refinement at test time (Madaan et al., 2023), which needs no training. Actions
+    that the critic calls the best are refined, too. An action stays as it is where its critique or refinement is
+    unreadable.
+    """
+    answers = roles.act(prompts, seeds)
+    attempts = {i: Attempt.of(roles, prompts[i], a) for i, a in enumerate(answers) if a.parsed is not None}
+    for i, [only] in refinement_rounds(roles, attempts, num_rounds=1).items():
+        if only.refined is not None:
+            answers[i] = replace(only.refined, prompt=prompts[i])
+    return answers
 
 
 def at_the_start(metrics: dict[str, float]) -> dict[str, float]:

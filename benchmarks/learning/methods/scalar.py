@@ -80,7 +80,7 @@ class ScalarActorCriticTrainer(NLACTrainer):
         model = load_model(task.model, args, task.peft_config)
         add_value_head(model, initial_value)
         super().__init__(model=model, args=args, **task.trainer_arguments)
-        self.acting_player = Player.of_trainer(task, self)
+        self.acting_player = Player(task, self.args, self.model, self.roles)
         self.num_candidates = num_candidates
         self.entropy_temperature = entropy_temperature
         self._collate = NLACCollator(self.roles.chat.tokenizer.pad_token_id, device=args.device)

@@ -1,47 +1,57 @@
 # SPDX-License-Identifier: Apache-2.0
 
 """
-Colocated vLLM of one kind, in the default precision: its greedy answers are those of the model by their likelihood,
-for both sets of weights, and threads share it. Full weights or adapters, awake or asleep (level 2, and 1) between
-sessions. Needs vLLM and trl.
+vLLM of one kind, in the default precision: its greedy answers are those of the model by their likelihood, for both
+sets of weights, and threads share it. Colocated with full weights or adapters, awake or asleep (level 2, and 1)
+between sessions; or a server on the second GPU, with weights over NCCL, on a CPU through a folder. Needs vLLM and trl.
 """
 
-import sys
 import tempfile
+from contextlib import ExitStack
 from pathlib import Path
 
 import torch
 from common import LeftOut, main
 
 
-sys.path[:0] = [str(Path(__file__).parents[2]), str(Path(__file__).parents[3])]
-
-
 def run(device: torch.device, small: bool, kind: str) -> dict:
-    if device.type not in ("cuda", "cpu"):
+    is_cuda = device.type == "cuda"
+    if not is_cuda and device.type != "cpu":
         raise LeftOut("vLLM does not know this device")
-    if device.type == "cpu" and kind.endswith("asleep"):
+    if not is_cuda and kind.endswith("asleep"):
         raise LeftOut("vLLM does not sleep on a CPU")
-    from helpers.vllm_utils import assert_continuous, compare_likelihoods, logged, make_vllm_trainer
+    if is_cuda and kind == "server" and torch.cuda.device_count() < 2:
+        raise LeftOut("it needs two GPUs")
+    from helpers import vllm_utils
     from peft import LoraConfig
 
-    lora = {"peft_config": LoraConfig(r=4, lora_alpha=64)} if kind.startswith("lora") else {}
-    with tempfile.TemporaryDirectory() as folder:
-        options = {
-            "use_cpu": device.type == "cpu",
-            "bf16": True,
-            "vllm_enable_sleep_mode": kind.endswith("asleep"),
-            "vllm_gpu_memory_utilization": 0.2,
-            "max_steps": 6,
-            "learning_rate": 5e-2 if lora else 1e-2,  # so that both sets of weights answer otherwise
-            "target_update_rate": 0.001,
-        }
-        trainer = make_vllm_trainer(Path(folder), options, **lora)
+    options = {"bf16": True, "learning_rate": 1e-2, "target_update_rate": 0.001}
+    with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
+        folder = Path(name)
+        if kind == "server":
+            words, environment = None, None
+            if is_cuda:
+                words = ["--gpu-memory-utilization", "0.2", "--weight-transfer-config", '{"backend": "nccl"}']
+                environment = {"CUDA_VISIBLE_DEVICES": "1"}
+                port = vllm_utils.free_port()
+                options |= {"use_cpu": False, "vllm_server_weights_dir": None, "vllm_group_port": port}
+            server = vllm_utils.Server(folder / "log.txt", vllm_utils.free_port(), words, environment)
+            server.start()
+            stack.callback(server.kill)
+            server.wait()
+            trainer = vllm_utils.make_client(server, folder, options)
+        else:
+            lora = {"peft_config": LoraConfig(r=4, lora_alpha=64)} if kind.startswith("lora") else {}
+            options |= {"use_cpu": not is_cuda, "vllm_enable_sleep_mode": kind.endswith("asleep"), "max_steps": 6}
+            options |= {"vllm_gpu_memory_utilization": 0.2}
+            options |= {"learning_rate": 5e-2} if lora else {}  # so that both sets of weights answer otherwise
+            trainer = vllm_utils.make_vllm_trainer(folder, options, **lora)
         trainer.train()
-        found = compare_likelihoods(trainer)
-        assert_continuous(trainer, is_exact=False)
-        found["seconds of a sync"] = max(logged(trainer, "time/sync"))
-        found["prefix hits"] = logged(trainer, "generation/prefix_hit_rate")[-1]
+        found = vllm_utils.compare_likelihoods(trainer)
+        vllm_utils.assert_continuous(trainer, is_exact=False)
+        found["seconds of a sync"] = max(vllm_utils.logged(trainer, "time/sync"))
+        if kind != "server":
+            found["prefix hits"] = vllm_utils.logged(trainer, "generation/prefix_hit_rate")[-1]
         return found
 
 

@@ -2,15 +2,10 @@
 
 """The embedded model learns a service desk on a device. Needs trl and datasets."""
 
-import sys
 import tempfile
-from pathlib import Path
 
 import torch
 from common import main
-
-
-sys.path[:0] = [str(Path(__file__).parents[2]), str(Path(__file__).parents[3])]
 
 
 def run(device: torch.device, small: bool) -> dict:

@@ -5,16 +5,11 @@ A few iterations of the trainer in the default precision (bf16) with gradient ch
 target weights go in and out. Full weights, `lora`, or as `accelerate launch` shards them. Needs trl and datasets.
 """
 
-import sys
 import tempfile
 import time
-from pathlib import Path
 
 import torch
 from common import LeftOut, main
-
-
-sys.path[:0] = [str(Path(__file__).parents[2]), str(Path(__file__).parents[3])]
 
 
 def run(device: torch.device, small: bool, kind: str) -> dict:
