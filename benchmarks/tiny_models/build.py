@@ -50,6 +50,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from benchmarks.tiny_models import guess_the_number_dialogues
 from benchmarks.tiny_models.dialogues import RoleDialogue
 from benchmarks.tiny_models.guess_the_number_dialogues import GuessTheNumberFamily
+from benchmarks.tiny_models.relay_dialogues import RelayFamily
 from benchmarks.tiny_models.rooms_dialogues import RoomsFamily
 from benchmarks.tiny_models.samples import GUESS_THE_NUMBER_PROMPTS
 from benchmarks.tiny_models.service_desk_dialogues import ServiceDeskFamily, lesson
@@ -74,6 +75,7 @@ FAMILIES = {
     "handbook": ServiceDeskFamily(customers=True, handbook=True),
     "support_desk": SupportDeskFamily(),
     "guess_the_number": GuessTheNumberFamily(),
+    "relay": RelayFamily(),
 }
 SPECIAL_TOKENS = ["<|endoftext|>", "<|end|>", "<|system|>", "<|user|>", "<|assistant|>", "<|tool|>"]
 SPECIAL_TOKENS += ["<tool_call>", "</tool_call>"]
