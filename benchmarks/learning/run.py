@@ -72,8 +72,8 @@ BUDGETS = {
     "rooms": 1000,
     HANDBOOK: 4000,
     GUESS_THE_NUMBER: 2000,
-    RELAY_DESK: 1600,
-    RELAY_PIECES: 1600,
+    RELAY_DESK: 800,
+    RELAY_PIECES: 800,
 }
 BUDGET_FACTORS = {
     **dict.fromkeys(("grpo", "rft", *UNANCHORED, *SLOW, *SELF_DISTILLATIONS), 5),
