@@ -47,7 +47,15 @@ from benchmarks.learning.methods.settings import (
     merge_settings,
 )
 from benchmarks.learning.playing import Player
-from benchmarks.learning.tasks import GUESS_THE_NUMBER, HANDBOOK, OUTSIDE_THE_TABLE, TASKS, make_task
+from benchmarks.learning.tasks import (
+    GUESS_THE_NUMBER,
+    HANDBOOK,
+    OUTSIDE_THE_TABLE,
+    RELAY_DESK,
+    RELAY_PIECES,
+    TASKS,
+    make_task,
+)
 
 
 ROOT = Path(__file__).parents[2]
@@ -64,6 +72,8 @@ BUDGETS = {
     "rooms": 1000,
     HANDBOOK: 4000,
     GUESS_THE_NUMBER: 2000,
+    RELAY_DESK: 800,
+    RELAY_PIECES: 800,
 }
 BUDGET_FACTORS = {
     **dict.fromkeys(("grpo", "rft", *UNANCHORED, *SLOW, *SELF_DISTILLATIONS), 5),

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from datasets import Dataset
 
 from benchmarks.learning.guess_the_number import REFERENCES, GuessTheNumberEnvironment
+from benchmarks.relay.desk import RelayDesk, RelayDeskEnvironment
 from benchmarks.relay.house import RelayHouse
 from benchmarks.tiny_models.guess_the_number_dialogues import MAX_ACTIONS
 from benchmarks.tiny_models.samples import GUESS_THE_NUMBER_PROMPTS, make_role_samples
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 
 # Built by benchmarks/tiny_models/build.py; each has a README.md.
 BASE_MODEL = str(Path(__file__).parent / "base_model")
-BASE_MODELS = {variant: f"{BASE_MODEL}_{variant}" for variant in ("noisy", "delayed", "guess_the_number")}
+BASE_MODELS = {variant: f"{BASE_MODEL}_{variant}" for variant in ("noisy", "delayed", "guess_the_number", "relay")}
 
 
 @dataclass(frozen=True)
@@ -65,6 +66,7 @@ class LearningTask:
     oracle_success: float = 1.0
     group: str = ""
     action_format: str = "text"
+    keep_history: bool = True
     peft_config: "PeftConfig | None" = None
     final_episodes: int = 4
     logs: Dataset | None = None
@@ -209,6 +211,33 @@ def relay(seed: int, num_floors: int = 3) -> LearningTask:
     )
 
 
+def relay_desk(seed: int, pieces_win: bool = False) -> LearningTask:
+    """
+    Make a relay desk, with pieces of its ways to train on, which are successes of their own with `pieces_win`, and the
+    whole way and its ends as instances.
+    """
+    desk = RelayDesk.from_seed(seed)
+    whole = partial(RelayDeskEnvironment, desk, whole=True)
+    starts = {
+        f"floor_{i}": Dataset.from_list([{"request": alive}] * 64) for i, (alive, _) in enumerate(desk.floors, 1)
+    }
+    return LearningTask(
+        name=RELAY_PIECES if pieces_win else RELAY_DESK,
+        environment_factory=partial(RelayDeskEnvironment, desk, pieces_win=pieces_win),
+        rows=Dataset.from_list([{"request": request} for floor in desk.floors for request in floor]),
+        instances={
+            "held_out": Instances(whole, starts.popitem()[1]),
+            **{n: Instances(whole, r) for n, r in starts.items()},
+        },
+        model=BASE_MODELS["relay"],
+        prompts=COMPACT_PROMPTS,
+        rehearsal=make_role_samples("relay"),
+        max_turns=len(desk.floors),
+        group="request",
+        keep_history=False,
+    )
+
+
 def guess_the_number(seed: int) -> LearningTask:
     """Make games to train on, and others to evaluate on."""
     first = 10_000 * (seed + 1)
@@ -227,7 +256,13 @@ def guess_the_number(seed: int) -> LearningTask:
 
 
 HANDBOOK, GUESS_THE_NUMBER = "service_desk_handbook", "guess_the_number"
-OUTSIDE_THE_TABLE = {HANDBOOK: handbook, GUESS_THE_NUMBER: guess_the_number}
+RELAY_DESK, RELAY_PIECES = "relay_desk", "relay_pieces"
+OUTSIDE_THE_TABLE = {
+    HANDBOOK: handbook,
+    GUESS_THE_NUMBER: guess_the_number,
+    RELAY_DESK: relay_desk,
+    RELAY_PIECES: partial(relay_desk, pieces_win=True),
+}
 TASKS = ("service_desk_told", "service_desk_hinted", "service_desk_noisy", "service_desk_delayed", "rooms")
 
 

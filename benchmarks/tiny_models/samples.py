@@ -9,6 +9,7 @@ from dataclasses import replace
 from datasets import Dataset
 
 from benchmarks.tiny_models.guess_the_number_dialogues import GuessTheNumberFamily
+from benchmarks.tiny_models.relay_dialogues import RelayFamily
 from benchmarks.tiny_models.rooms_dialogues import RoomsFamily
 from benchmarks.tiny_models.service_desk_dialogues import ServiceDeskFamily
 from benchmarks.tiny_models.support_desk_dialogues import SupportDeskFamily
@@ -31,6 +32,7 @@ FAMILIES = {
     "service_desk": ServiceDeskFamily,
     "support_desk": SupportDeskFamily,
     "guess_the_number": GuessTheNumberFamily,
+    "relay": RelayFamily,
 }
 
 
@@ -45,8 +47,8 @@ def make_role_samples(
     """
     Make supervised samples of all roles on *other* instances of a task, to teach a model its roles: rows with the
     conversational columns `prompt` and `completion`, and `tools` for tool calls. The world is `"rooms"`,
-    `"service_desk"`, `"support_desk"` or `"guess_the_number"`; `family_kwargs` are arguments of its family, such as
-    the `variant` of [`ServiceDeskFamily`].
+    `"service_desk"`, `"support_desk"`, `"guess_the_number"` or `"relay"`; `family_kwargs` are arguments of its family,
+    such as the `variant` of [`ServiceDeskFamily`].
 
     Backup and refinement samples can use the names of the instance to be learned, with random rules: they teach the
     model to copy and to follow advice, and leak nothing. The other roles use known instances, for which they are true.

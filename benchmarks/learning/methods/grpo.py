@@ -44,8 +44,6 @@ def train(
     NLAC has the ratio alone. `options` are further ones of [`~trl.GRPOConfig`].
     """
     size = micro_batch_size or episodes_per_iteration
-    if not acting.keep_history:
-        raise ValueError("GRPO's completion is the whole episode: leave `keep_history` at `True`.")
     args = GRPOConfig(
         **trainer_arguments(acting, learning_rate),
         max_steps=max_gradient_steps(budget, episodes_per_iteration, updates_per_iteration),

@@ -112,6 +112,7 @@ def acting_config(task: LearningTask, output_dir: str, seed: int, **changes) -> 
     acting = {
         **ACTING,
         "action_format": task.action_format,
+        "keep_history": task.keep_history,
         "overwrite_output_dir": True,  # a cell that is run again begins anew
         **changes,
     }
