@@ -103,9 +103,6 @@ bench: $(VENV)/.dev
 # Runs the cells that the published table lacks. ARGS=--quick tells the story in minutes.
 bench-learning: $(VENV)/.dev
 	$(BIN)/python -m benchmarks.learning.run --jobs 2 $(ARGS)
-ifneq (,$(findstring --quick,$(ARGS)))
-	$(BIN)/python -m benchmarks.relay.run --quick
-endif
 
 bench-vllm: $(VLLM_VENV)/.vllm
 	mkdir -p benchmarks/results

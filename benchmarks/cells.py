@@ -50,7 +50,7 @@ def write_cells(name: str, cells: list[dict[str, Any]], results: Path = RESULTS)
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("name", help="the benchmark: learning, relay or real_learning")
+    parser.add_argument("name", help="the benchmark: learning or real_learning")
     parser.add_argument("set", help="the set that the cells belong to")
     parser.add_argument("folder", type=Path, help="folder of the cells, at any depth")
     parser.add_argument("--results", type=Path, default=RESULTS, help="folder of the file")

@@ -148,6 +148,7 @@ class LearningCurve(TrainerCallback):
         self.player = player
         self.num_environment_steps = num_environment_steps
         self.budget = budget
+        self.swaps: list[dict[str, Any]] = []  # see [`~learning.swaps.measure`]
         self.interval = interval
         self.trained_tokens = TrainedTokens()
         self.points: list[dict[str, float]] = []

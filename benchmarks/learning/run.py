@@ -169,6 +169,7 @@ def run_cell(task_name: str, method: str, seed: int, args: argparse.Namespace, w
         **setting,
         "points": points,
         "tokens": tokens,
+        **({"swaps": curve.swaps} if trains and curve.swaps else {}),
         "before": before or {name: final[name] for name in task.unseen},
         "final": final,
         **({"decoded": decode(player, args.temperatures, task.final_episodes)} if args.temperatures else {}),

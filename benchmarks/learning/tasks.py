@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 from datasets import Dataset
 
 from benchmarks.learning.guess_the_number import REFERENCES, GuessTheNumberEnvironment
-from benchmarks.relay.desk import RelayDesk, RelayDeskEnvironment
-from benchmarks.relay.house import RelayHouse
+from benchmarks.learning.relay_desk import RelayDesk, RelayDeskEnvironment
 from benchmarks.tiny_models.guess_the_number_dialogues import MAX_ACTIONS
 from benchmarks.tiny_models.samples import GUESS_THE_NUMBER_PROMPTS, make_role_samples
 from trl_nlac import NLACPrompts
@@ -48,16 +47,15 @@ class Instances:
 @dataclass(frozen=True)
 class LearningTask:
     """
-    A task on which methods are compared: an environment and rows to train on, or only `logs`, conversations that are
-    in the replay buffer from the start; and instances to evaluate on, `"held_out"` for the learning curve, the others
-    at the end, with `final_episodes` of each row. `rehearsal` has supervised samples of the roles on other instances,
-    `group` is the column of the rows by which baselines balance their batches, and `oracle_success` that of a policy
-    with perfect knowledge.
+    A task on which methods are compared: an environment and rows to train on; and instances to evaluate on,
+    `"held_out"` for the learning curve, the others at the end, with `final_episodes` of each row. `rehearsal` has
+    supervised samples of the roles on other instances, `group` is the column of the rows by which baselines balance
+    their batches, and `oracle_success` that of a policy with perfect knowledge.
     """
 
     name: str
-    environment_factory: Callable[[], TextEnvironment] | None
-    rows: Dataset | None
+    environment_factory: Callable[[], TextEnvironment]
+    rows: Dataset
     instances: dict[str, Instances]
     model: str
     prompts: NLACPrompts
@@ -69,7 +67,6 @@ class LearningTask:
     keep_history: bool = True
     peft_config: "PeftConfig | None" = None
     final_episodes: int = 4
-    logs: Dataset | None = None
 
     @property
     def unseen(self) -> list[str]:
@@ -83,7 +80,6 @@ class LearningTask:
             "train_dataset": self.rows,
             "environment_factory": self.environment_factory,
             "prompts": self.prompts,
-            "replay_dataset": self.logs,
         }
 
 
@@ -187,27 +183,6 @@ def rooms(seed: int) -> LearningTask:
         rehearsal=make_role_samples("rooms"),
         max_turns=house.horizon,
         group="start",
-    )
-
-
-def relay(seed: int, num_floors: int = 3) -> LearningTask:
-    """
-    Make a relay house, with its floors as instances. The logs have every piece of every way out, and no whole way.
-    """
-    house = RelayHouse.from_seed(seed, num_floors)
-    rows = {f"floor_{floor}": Dataset.from_list(house.tasks(floor)) for floor in range(1, num_floors + 1)}
-    return LearningTask(
-        name="relay",
-        environment_factory=lambda: make_environment(house),
-        rows=rows[f"floor_{num_floors}"],
-        instances={name: Instances(lambda: make_environment(house), of_floor) for name, of_floor in rows.items()},
-        model=TINY_MODEL,
-        prompts=COMPACT_PROMPTS,
-        rehearsal=make_role_samples("rooms"),
-        max_turns=num_floors,
-        group="start",
-        final_episodes=64,
-        logs=Dataset.from_list(house.logs([12, *[4] * (num_floors - 1)], seed)),
     )
 
 

@@ -4,7 +4,7 @@
 
 import random
 
-from benchmarks.relay.desk import RelayDesk
+from benchmarks.learning.relay_desk import RelayDesk
 from benchmarks.tiny_models.dialogues import ROLES_OF_ANY_INSTANCE, RoleDialogue, Steps
 from trl_nlac.environments.embedded.names import REQUESTS_OF_KNOWN_DELAYED_DESKS, REQUESTS_OF_NEW_DESKS
 from trl_nlac.environments.embedded.service_desk import POSITIONS, TOOL, VALUES, Call, follow, format_call, random_call

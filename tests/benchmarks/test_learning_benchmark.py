@@ -82,7 +82,7 @@ class TestCells:
         assert read_cells("some", results=tmp_path) == [make_cell("nlac", 0, [0.1]), again, more]
         assert "2 cells" in capsys.readouterr().out
 
-    @pytest.mark.parametrize(("name", "number"), [("learning", 906), ("relay", 70), ("real_learning", 11)])
+    @pytest.mark.parametrize(("name", "number"), [("learning", 906), ("real_learning", 11)])
     def test_every_published_cell_names_what_made_it(self, name, number):
         cells = read_cells(name)
         assert len(cells) >= number
@@ -242,7 +242,7 @@ class TestTables:
 
 @pytest.fixture(scope="module")
 def tables() -> Tables:
-    return Tables(read_cells("learning"), read_cells("real_learning"), read_cells("relay"))
+    return Tables(read_cells("learning"), read_cells("real_learning"))
 
 
 class TestPages:

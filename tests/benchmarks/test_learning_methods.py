@@ -4,6 +4,7 @@ import argparse
 import shlex
 import sys
 from dataclasses import fields, replace
+from itertools import product
 
 import pytest
 from datasets import Dataset
@@ -161,6 +162,13 @@ class TestCells:
         assert {**acting, **cell["settings"]}.items() >= {**NLAC, "target_max_age": 3}.items()
         assert cell["settings"]["role_sampling"] == {"critic": {"temperature": 0.5}}
         assert shlex.split(cell["command"])[-len(words) :] == words
+
+    def test_swaps_show_every_combination_of_weights(self, tmp_path, monkeypatch):
+        monkeypatch.setattr(run, "make_task", small_task)
+        cell = run.run_cell("service_desk_told", "nlac", 0, make_args(tmp_path), ["--swaps", "3"])
+        played = [(row["policy"], row["critic"], row["refinement"]) for row in cell["swaps"]]
+        assert played == list(product(("initial", "trained"), repeat=3))
+        assert all(0 <= row["quality"] <= 1 and 0 <= row["refined_quality"] <= 1 for row in cell["swaps"])
 
     @pytest.mark.slow
     def test_a_cell_can_be_run_again(self, tmp_path, monkeypatch):

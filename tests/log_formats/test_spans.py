@@ -330,6 +330,16 @@ def test_seconds_with_any_number_of_digits(tmp_path, times):
     assert [len(row["messages"]) for row in found.rows] == [4] and not found.notes
 
 
+@pytest.mark.parametrize("key", [1.5, None, True])
+def test_names_of_attributes_that_are_no_text(tmp_path, key):
+    call, other, no_call = (chat_span(trace, 1, TEXT, [ANSWER], [score(1)]) for trace in ("t1", "t2", "t3"))
+    no_call |= {"attributes": [], "events": []}
+    for span in (call, no_call):
+        span["attributes"].append({"key": key, "value": {"stringValue": "x"}})
+    found = read(tmp_path, otlp(call, other, no_call))
+    assert len(found.rows) == 2 and not found.unreadable
+
+
 def test_answers_that_were_cut(tmp_path):
     cut = {**ANSWER, "finish_reason": "length"}
     spans = [chat_span(f"t{i}", i, TEXT, [answer], [score(1)]) for i, answer in enumerate([cut, ANSWER])]

@@ -174,8 +174,8 @@ def _time(span: _Span) -> tuple[int, str, str]:
 def _attributes(value: Any) -> dict[str, Any]:
     """Read attributes: an object, or OTLP's list of keys with typed values."""
     if isinstance(value, list):
-        return {item["key"]: _any_value(item.get("value")) for item in value}
-    return dict(value or {})
+        value = {item["key"]: _any_value(item.get("value")) for item in value}
+    return {str(key): of for key, of in (value or {}).items()}
 
 
 def _any_value(value: Any) -> Any:

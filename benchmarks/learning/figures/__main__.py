@@ -39,7 +39,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--all", action="store_true", help="print the tables that no page has room for")
     args = parser.parse_args()
-    tables = Tables(read_cells("learning"), read_cells("real_learning"), read_cells("relay"))
+    tables = Tables(read_cells("learning"), read_cells("real_learning"))
     if args.all:
         print(tables.appendix())
         return

@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from functools import cached_property
 from math import prod
 from statistics import mean
-from typing import Any
 
 from benchmarks import reporting
 from benchmarks.learning.figures.curves import (
@@ -26,7 +25,7 @@ from benchmarks.learning.figures.curves import (
 )
 from benchmarks.learning.guess_the_number import REFERENCES
 from benchmarks.learning.methods.settings import SELF_DISTILLATION
-from benchmarks.learning.tasks import GUESS_THE_NUMBER, TASKS
+from benchmarks.learning.tasks import GUESS_THE_NUMBER, RELAY_DESK, RELAY_PIECES, TASKS
 from trl_nlac import NLACConfig
 
 
@@ -45,7 +44,6 @@ LABELS = {
 }
 Run = tuple[str, str, str]  # set, task and method
 METHODS = ("nlac", "hindsight", "grpo", "rft", "scalar", "base", "base_refined", "base_remembering")
-TOKENS = ("generated_tokens", "prefilled_tokens", "trained_tokens")
 RIVALS = ("hindsight", SELF_DISTILLATION, "rft", "grpo", "scalar")
 PLAIN = "nlac_plain"  # NLAC with half of the steps, as its ablations
 FRUGAL = "nlac_frugal"
@@ -54,6 +52,7 @@ LEVEL = 0.8  # of the oracle's success
 SETS = {
     "table": "The table",
     "default": "The default configuration",
+    "relay": "The relay desk",
     "again": "The table, run again: minus the table",
     "baselines": "Stronger baselines",
     "sharpening": "Other temperatures, and sharper learning",
@@ -72,21 +71,13 @@ SETS = {
 }
 # Where NLAC's figures are taken from, the closest in code first.
 OF_NLAC = ("sharpening", "table")
-SETTINGS_OF_RELAY = {
-    "explicit": "NLAC, explicit bootstrap",
-    "forgetful": "NLAC, explicit bootstrap, no history",
-    "forgetful_monte_carlo": "NLAC, Monte Carlo, no history",
-    "candidates": "NLAC, four candidates",
-    "rehearsed": "NLAC, rehearsed refinements",
-    "distilled": "NLAC, distilled policy",
-    "implicit": "NLAC, implicit bootstrap",
-    "monte_carlo": "NLAC, Monte Carlo",
-    "hindsight": "Hindsight",
-    "sft": "SFT on successes",
-    "scalar": "Scalar actor-critic",
-    "scalar_forgetful": "Scalar actor-critic, no history",
+# What each method can reach at the relay desk, see `learning/relay_desk.py`.
+CEILINGS = {
+    (RELAY_DESK, "nlac"): 1.0,
+    (RELAY_PIECES, "nlac"): 0.25,
+    **{(RELAY_DESK, method): 0.25 for method in ("hindsight", SELF_DISTILLATION, "base_remembering")},
+    **{(RELAY_DESK, method): 0.0 for method in ("scalar", "rft", "grpo")},
 }
-WITHOUT_HISTORY = ("forgetful_monte_carlo", "scalar_forgetful")  # compared with NLAC without history
 
 
 def label(method: str) -> str:
@@ -136,15 +127,13 @@ def mean_cost(cells: list[dict], cost: str) -> float | None:
 
 
 class Tables:
-    """
-    All tables of the learning benchmark, from its cells, those of the pretrained model and those of the relay houses.
-    """
+    """All tables of the learning benchmark, from its cells and those of the pretrained model."""
 
-    def __init__(self, cells: list[dict], real: Sequence[dict] = (), relay: Sequence[dict] = ()):
+    def __init__(self, cells: list[dict], real: Sequence[dict] = ()):
         self.runs: dict[Run, list[dict]] = {}
         for cell in sorted(cells, key=lambda cell: cell["seed"]):
             self.runs.setdefault((cell["set"], cell["task"], cell["method"]), []).append(cell)
-        self.real, self.relay_cells = real, relay
+        self.real = real
 
     def of(self, task: str, method: str, *sets: str) -> list[dict]:
         """Return the cells of a method on a task in the first of the sets that has some."""
@@ -379,35 +368,16 @@ class Tables:
         return reporting.table(["player", "success"], [[name, f"{of:.2f}"] for name, of in REFERENCES.items()])
 
     def relay(self) -> str:
-        """Format the success of every method in the relay houses."""
-        arms: dict[tuple[str, str], list[dict]] = {}
-        for cell in self.relay_cells:
-            arms.setdefault((cell["set"], cell["method"]), []).append(cell)
-
-        def over(cells: list[dict], value: Callable[[dict], Any]) -> str:
-            return rate(of_cells(cells, value))
-
+        """Format what every method reaches at the relay desk, beside what it can reach."""
         rows = []
-        for (phase, method), cells in arms.items():
-            plain = arms.get((phase, "forgetful" if method in WITHOUT_HISTORY else "explicit"), [])
-            floors = list(cells[0]["success"]["sampled"])
-            row = ["plays" if cells[0]["plays"] else "logs", SETTINGS_OF_RELAY[method], str(len(cells))]
-            row += [over(cells, lambda c, f=floor: c["success"]["sampled"][f]) for floor in floors]
-            row += [over(cells, lambda c, f=floor: c["success"]["greedy"][f]) for floor in floors[1:]]
-            for floor in floors[1:]:
-                both = [of_cells(of, lambda c, f=floor: c["success"]["sampled"][f]) for of in (cells, plain)]
-                row.append("–" if cells is plain else gap(difference(*both)))
-            yes = "–"
-            if "critic" in cells[0]:
-                said = [mean(c["critic"]["floor_2"][kind]["targets"] for c in cells) for kind in ("right", "wrong")]
-                yes = " / ".join(f"{share:.2f}" for share in said)
-            costs = [mean(c["costs"][kind] for c in cells) for kind in TOKENS]
-            rows.append([*row, yes, *map(number, costs)])
-        shown = [floor.replace("_", " ") for floor in floors]
-        names = ["from", "method", "houses", *shown]
-        names += [f"{floor}, {words}" for words in ("greedy", "minus NLAC") for floor in shown[1:]]
-        names.append("targets' Yes, right / wrong doors of floor 2")
-        return reporting.table([*names, "generated", "read", "trained"], rows)
+        for (task, method), ceiling in CEILINGS.items():
+            cells = self.of(task, method, "relay")
+            if cells:
+                each = ", ".join(f"{final_success(cell):.2f}" for cell in cells)
+                rows.append({**self.row(("relay", task, method), cells), "ceiling": f"{ceiling:.2f}", "each": each})
+        names = ["task", "method", "ceiling", "success", "each", "greedy", "steps", f"steps to {LEVEL}"]
+        names += ["gradient steps", "generated", "trained", "seconds"]
+        return reporting.table(names, [[row[name] for name in names] for row in rows])
 
     def appendix(self) -> str:
         """Format every set of cells."""
