@@ -31,9 +31,16 @@ if TYPE_CHECKING:
     from peft import PeftConfig
 
 
-# Built by benchmarks/tiny_models/build.py; each has a README.md.
+# Built by benchmarks/tiny_models/build.py; each has a README.md. That of the relay desk is not in the repository.
 BASE_MODEL = str(Path(__file__).parent / "base_model")
 BASE_MODELS = {variant: f"{BASE_MODEL}_{variant}" for variant in ("noisy", "delayed", "guess_the_number", "relay")}
+
+
+BUILD_OF_RELAY = (
+    f"cp -r {BASE_MODEL} {BASE_MODELS['relay']} && python -m benchmarks.tiny_models.build --output_dir "
+    f"{BASE_MODELS['relay']} --first_step 14000 --max_steps 16000 --learning_rate 6e-3 --families relay "
+    "--action_formats text --roles policy critique successor backup backup backup refine refine refine"
+)
 
 
 @dataclass(frozen=True)
@@ -191,6 +198,8 @@ def relay_desk(seed: int, pieces_win: bool = False) -> LearningTask:
     Make a relay desk, with pieces of its ways to train on, which are successes of their own with `pieces_win`, and the
     whole way and its ends as instances.
     """
+    if not Path(BASE_MODELS["relay"]).exists():
+        raise FileNotFoundError(f"The relay desk has a base model of its own, built in minutes: {BUILD_OF_RELAY}")
     desk = RelayDesk.from_seed(seed)
     whole = partial(RelayDeskEnvironment, desk, whole=True)
     starts = {

@@ -5,7 +5,7 @@ import random
 import pytest
 
 from benchmarks.learning.relay_desk import RelayDesk, RelayDeskEnvironment
-from benchmarks.learning.tasks import make_task
+from benchmarks.learning.tasks import BASE_MODELS, make_task
 from trl_nlac.environments.embedded.service_desk import format_call
 
 
@@ -64,7 +64,11 @@ def test_refusals_name_a_value_of_the_nearer_call(desk):
     assert desk.answer(random.Random(0), request, None) == "refused unreadable lose"
 
 
-def test_no_whole_way_is_trained_on():
+def test_no_whole_way_is_trained_on(tmp_path, monkeypatch):
+    monkeypatch.setitem(BASE_MODELS, "relay", str(tmp_path / "model"))
+    with pytest.raises(FileNotFoundError, match="base model of its own, .*--families relay"):
+        make_task("relay_desk", 0)
+    (tmp_path / "model").mkdir()
     task = make_task("relay_desk", 0)
     assert len(task.rows) == 6 and not task.keep_history
     assert set(task.instances) == {"held_out", "floor_1", "floor_2"}
