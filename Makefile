@@ -58,15 +58,16 @@ test-distributed: $(VENV)/.dev
 # In a virtual environment of its own: vLLM wants an older transformers, and mcp 2 where others want mcp 1.
 test-vllm: $(VLLM_VENV)/.vllm
 	$(OFFLINE) $(VLLM_VENV)/bin/python -m pytest tests/environments/test_mcp.py
-	$(OFFLINE) $(VLLM_VENV)/bin/python -m pytest tests/*/test_vllm*.py -m vllm \
+	$(OFFLINE) $(VLLM_VENV)/bin/python -m pytest tests/*/test_vllm*.py -m "vllm and not real_model" \
 		-n 2 --dist loadfile $(PYTEST_ARGS)
 
 # A small pretrained model, in a cache folder: 98 MB to download.
 real-model: $(VENV)/.dev
 	$(BIN)/python -m benchmarks.real_model $(if $(NAME),--name $(NAME))
 
-test-real: real-model
-	$(OFFLINE) $(BIN)/python -m pytest tests/real_model -m real_model $(PYTEST_ARGS)
+test-real: real-model $(VLLM_VENV)/.vllm
+	$(OFFLINE) $(BIN)/python -m pytest tests/real_model -m "real_model and not vllm" $(PYTEST_ARGS)
+	$(OFFLINE) $(VLLM_VENV)/bin/python -m pytest tests/real_model -m "real_model and vllm" $(PYTEST_ARGS)
 
 # The first hour of a user, from a clone and from a wheel: every command that README and quickstart print.
 user-hours: $(VENV)/.dev

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
 
-
 """Supervised samples of the roles on *other* service desks, for building an embedded model."""
 
 import itertools

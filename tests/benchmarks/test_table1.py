@@ -3,13 +3,9 @@
 import json
 import re
 import shlex
-import signal
-import subprocess
 import sys
-import time
 from pathlib import Path
 
-import psutil
 import pytest
 from helpers.hub_configs import cache_configs
 from helpers.testing_utils import make_config
@@ -125,31 +121,6 @@ class TestRows:
         with pytest.raises(SystemExit, match="The preflight of math says no-go: critic/format_rate"):
             run.main()
 
-    @pytest.mark.parametrize("words", [["--model_name_or_path=org/other"], ["--model_name_or_path", "org/other"]])
-    def test_results_are_filed_under_the_model_of_the_command(self, words, tmp_path, monkeypatch):
-        taken = []
-
-        def launch(accelerate, words):
-            taken.append(words[words.index("--model_name_or_path") + 1])
-            path = Path(words[words.index("--results") + 1])
-            assert path == tmp_path / "other" / "base" / "math.json"
-            sys.exit("one step is enough")
-
-        monkeypatch.setattr(run, "launch", launch)
-        recipe = next(path for path in RECIPES if path.stem == "table1_nlac")
-        row = ["run", "--method", "nlac", "--config", str(recipe), "--tasks", "math", "--runs", str(tmp_path), *words]
-        monkeypatch.setattr(sys, "argv", row)
-        with pytest.raises(SystemExit, match="one step is enough"):
-            run.main()
-        assert taken == ["org/other"]
-
-    def test_a_recipe_without_a_model_needs_one(self, tmp_path, monkeypatch, capsys):
-        (tmp_path / "recipe.yaml").write_text("max_steps: 2\n")
-        monkeypatch.setattr(sys, "argv", ["run", "--method", "nlac", "--config", str(tmp_path / "recipe.yaml")])
-        with pytest.raises(SystemExit):
-            run.main()
-        assert "--model_name_or_path is missing" in capsys.readouterr().err
-
 
 class TestRFT:
     def test_it_learns_from_its_successes(self, tmp_path):
@@ -169,14 +140,6 @@ class TestRFT:
         assert all(before[name].equal(weight) for name, weight in trainer.model.named_parameters())
         assert trainer.state.log_history[0]["policy/num_examples"] == 0
 
-    def test_a_resumed_run_keeps_what_it_left_out(self, tmp_path):
-        trainer = make_rft_trainer(tmp_path, max_steps=4, save_steps=4, save_strategy="steps")
-        trainer.train()
-        resumed = make_rft_trainer(tmp_path, max_steps=8, save_strategy="no")
-        resumed.train(resume_from_checkpoint=True)
-        failed = [episode for episode in resumed.replay.episodes if episode.score < 1]
-        assert resumed.replay.num_left_out == sum(len(episode.turns) for episode in failed)
-
 
 @pytest.mark.parametrize("method", ["rft", "grpo"])
 def test_baselines_train_and_save(tmp_path, method):
@@ -190,18 +153,3 @@ def test_baselines_train_and_save(tmp_path, method):
     words += ["--stage", "evaluate", "--output_dir", str(tmp_path / "aside"), "--results", str(results)]
     cell.main([*words, "--model_name_or_path", str(tmp_path / "run")])
     assert json.loads(results.read_text())["success"]["20q"]["episodes"] == 2
-
-
-def test_what_a_step_has_started_ends_with_the_row(tmp_path):
-    step, started = tmp_path / "python", tmp_path / "started"
-    step.write_text(f"#!/bin/sh\nsleep 600 &\necho $! > {started}.part\nmv {started}.part {started}\nwait\n")
-    step.chmod(0o755)
-    program = f"import sys; from benchmarks.table1 import run; sys.executable = {str(step)!r}; run.launch([], [])"
-    with subprocess.Popen([sys.executable, "-c", program], cwd=ROOT) as row:
-        while not started.exists():
-            assert row.poll() is None
-            time.sleep(0.05)
-        sleep = psutil.Process(int(started.read_text()))
-        row.terminate()
-    assert row.returncode == 128 + signal.SIGTERM
-    assert not psutil.wait_procs([sleep], timeout=30)[1]

@@ -509,8 +509,8 @@ def test_prompts_need_no_environment(folder, capsys):
     assert main([*words, "--eval_on_start", "True", "--log_completions", "True"]) == 0
     assert "1 optimizer steps" in capsys.readouterr().out
     for kind, prompt in (("completions", "Say one."), ("eval_completions", "Say two.")):
-        (path,) = Path("prompts", "completions").glob(f"{kind}_*.parquet")
-        assert {json.loads(task)["prompt"] for task in Dataset.from_parquet(str(path))["task"]} == {prompt}
+        paths = map(str, Path("prompts", "completions").glob(f"{kind}_*.parquet"))
+        assert {json.loads(task)["prompt"] for p in paths for task in Dataset.from_parquet(p)["task"]} == {prompt}
     assert main(["evaluate", "prompts", "--num_episodes", "2", "--trust_remote_code"]) == 0
     assert "0.25" in capsys.readouterr().out
 

@@ -56,6 +56,19 @@ class TestPrefixCache:
         assert read(cache, [*range(30, 34)]) == [0]
         assert read(cache, [*range(1, 21)]) == [16]
 
+    def test_what_a_batch_uses_stays_until_its_end(self):
+        cache = PrefixCache(limit(6))
+        read(cache, [1, 2, 3, 4])
+        cache.start_batch()
+        sequences = [[1, 2, 3, 4, 5], [7, 8, 9, 10]]  # three tokens more than there is room for
+        readings = [Reading(sequences[0]), Reading(sequences[1], start=1)]
+        cache.find(readings)
+        cache.keep(readings, states(sequences))
+        assert [len(reading.path) for reading in readings] == [5, 1]
+        expected = states(sequences[:1])
+        for layer, other in zip(cache.load(readings[:1], 5).layers, expected.layers, strict=True):
+            assert torch.equal(layer.keys, other.keys) and torch.equal(layer.values, other.values)
+
     def test_a_batch_that_is_too_large_keeps_what_fits(self):
         cache = PrefixCache(limit(20))
         batch = [[*range(start, start + 15)] for start in (1, 20, 40)]

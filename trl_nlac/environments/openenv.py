@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
 
-
 """Environments of the openenv package: behind a server, or in this process."""
 
 from collections.abc import Callable

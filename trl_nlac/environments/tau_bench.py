@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
 
-
 """Customer service of the tau_bench package: tools, a company policy, and a customer played by a language model."""
 
 from typing import Any

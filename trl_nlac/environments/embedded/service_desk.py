@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
 
-
 """
 Service desk: hidden rules, calls with several arguments, refusals in words, and a reward only for a closed request.
 
