@@ -379,6 +379,15 @@ class Slow(ScriptedGenerator):
         return super().generate(*args, **kwargs)
 
 
+class Failing(ScriptedGenerator):
+    is_concurrent = True
+    asked = threading.Barrier(2)
+
+    def generate(self, prompts, sampling, seeds, bar=None):
+        self.asked.wait(20)
+        raise IndexError
+
+
 class TestContinuousBatching:
     def test_slow_answers_do_not_hold_up_other_episodes(self):
         roles = make_roles("take 1", max_turns=5)
@@ -410,6 +419,13 @@ class TestContinuousBatching:
         assert server.most_at_once > 1
         assert played[0] == played[1] != played[2] and played[3] == played[4]
         assert len(set(map(tuple, played[0]))) > 2
+
+    def test_an_error_of_the_generator_ends_the_rollout(self):
+        roles = make_roles([], max_turns=5)
+        roles.generator, pool = Failing(roles.chat, []), EnvironmentPool(Waiter)
+        with pytest.raises(IndexError):
+            play_episodes(pool, [{"number": 1}] * 2, roles)
+        assert not pool._workers and not pool._hanging
 
     @pytest.mark.parametrize("has_rewards", [False, True])
     def test_the_pool_can_be_used_again_after_an_error(self, has_rewards):

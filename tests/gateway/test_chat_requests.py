@@ -146,3 +146,14 @@ class TestAnswers:
         chat, responses = read_chat({"messages": [USER], **half}), read_response({"input": "hello", **half})
         for events in (chat_events(chat, reply), response_events(responses, reply)):
             assert b"take red" in "".join(events).encode()
+
+    def test_an_answer_that_is_cut(self):
+        reply = Reply(reply_message("take r", [], ()), 7, 3, finished=False)
+        question = read_chat({"messages": [USER]})
+        assert chat_completion(question, reply)["choices"][0]["finish_reason"] == "length"
+        assert '"finish_reason": "length"' in "".join(chat_events(question, reply))
+        question = read_response({"input": "hello"})
+        whole = Response.model_validate(response(question, reply))
+        assert whole.status == whole.output[0].status == "incomplete"
+        assert whole.incomplete_details.reason == "max_output_tokens"
+        assert "event: response.incomplete\n" in "".join(response_events(question, reply))

@@ -126,6 +126,18 @@ class TestPrioritizedReplay:
             for buffer in (replay, loaded):
                 buffer.add([make_episode(num_turns=3)])
 
+    def test_a_loss_of_zero_is_drawn_again(self):
+        replay = PrioritizedReplay(capacity=4, priority_exponent=1.0)
+        replay.add([make_episode()])
+        replay.update_priorities([0, 1], [0.0, 0.0])
+        assert {sample.transition_id for sample in replay.sample(100)} == {0, 1}
+
+    def test_empty_buffer_round_trip(self, tmp_path):
+        PrioritizedReplay(capacity=4).save(tmp_path)
+        loaded = PrioritizedReplay(capacity=4)
+        loaded.load(tmp_path)
+        assert len(loaded) == 0
+
     def test_errors(self):
         replay = PrioritizedReplay(capacity=2)
         with pytest.raises(ValueError, match="empty"):

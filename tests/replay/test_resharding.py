@@ -80,3 +80,12 @@ class TestResharding:
         sizes = [episode_lengths(folder / "episodes.parquet").sum() for folder in folders]
         with pytest.raises(ValueError, match=f"this one would hold {sum(sizes)} .*`replay_buffer_size` is 100"):
             PrioritizedReplay(100).load_share(folders, 0, 1)
+
+    def test_no_id_is_used_twice(self, tmp_path):
+        folders = save_ranks(tmp_path, 2, seed=0, capacity=30)  # ids beyond the capacity
+        ids = [read(folder)[1]["next_id"] for folder in folders]
+        for rank in range(3):
+            share = PrioritizedReplay(60)
+            share.load_share(folders, rank, 3)
+            first = share.sample(1)[0].transition_id
+            assert max(ids) > 60 and first >= max(ids) and share.add([make_episode()])[0] > first
