@@ -4,6 +4,7 @@ import json
 import math
 import re
 import sys
+from itertools import chain
 from pathlib import Path
 from statistics import mean
 
@@ -261,7 +262,7 @@ class TestPages:
         assert (ROOT / IMAGE).exists()
 
     def test_claims_hold_in_the_cells(self, tables):
-        screen = (ROOT / "docs" / "source" / "results.md").read_text()
+        screen, log = ((ROOT / "docs" / "source" / f"{name}.md").read_text() for name in ("results", "results_log"))
         for desk in ("told", "noisy", "delayed"):
             task, sets = f"service_desk_{desk}", ("table", "again", "sharpening")
             ours = [final_success(cell) for kind in sets for cell in tables.of(task, "nlac", kind)]
@@ -272,6 +273,10 @@ class TestPages:
         rows = [of for (run, name), of in tables.differences.items() if run[0] == "again" and name == "success"]
         judged = [of for of in rows if len(of["seeds"]) >= 3]
         assert len(judged) == 9 and all(of["low"] <= 0 <= of["high"] for of in judged)
+        relay = {run[1:]: list(map(final_success, of)) for run, of in tables.runs.items() if run[0] == "relay"}
+        ours = relay.pop(("relay_desk", "nlac"))
+        assert set(ours) == {1.0} and f"NLAC {', '.join(['1.00'] * len(ours))}" in " ".join(log.split())
+        assert len(relay) >= 6 and set(chain(*relay.values())) == {0.0}
         refined = tables.of("guess_the_number", "base_refined", "game")
         played = [
             of for run, of in tables.runs.items() if run[0] == "game" and run[2] not in ("taught", "base_refined")
