@@ -2,6 +2,9 @@
 
 """Playing beside training: nothing is lost or counted twice, and no weights are older than they may be."""
 
+import os
+import shutil
+import signal
 import threading
 import time
 from collections.abc import Callable
@@ -12,7 +15,15 @@ import pytest
 import torch
 from datasets import Dataset
 from helpers.engine_utils import make_async_trainer
-from helpers.testing_utils import Countdown, RecordingTrainer, make_config, make_logs, make_roles
+from helpers.testing_utils import (
+    Countdown,
+    RecordingTrainer,
+    assert_same,
+    make_config,
+    make_logs,
+    make_roles,
+    weights,
+)
 from helpers.workers import wait_until
 from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 
@@ -326,3 +337,31 @@ def test_what_cannot_work_is_refused(monkeypatch, tmp_path):
     offline = {"train_dataset": None, "environment_factory": None, "replay_dataset": logs}
     with pytest.raises(ValueError, match="`async_rollouts=True` requires an `environment_factory`"):
         make_async_trainer(monkeypatch, tmp_path, **offline)
+
+
+class Stopped(RecordingTrainer):
+    def compute_loss(self, *args, **kwargs):
+        if len(self.micro_batches) == 2:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return super().compute_loss(*args, **kwargs)
+
+
+def test_stopped_and_killed_runs_go_on_as_they_would_have(monkeypatch, tmp_path):
+    config = {"max_steps": 4, "save_strategy": "steps", "save_steps": 2}
+    whole = make_async_trainer(monkeypatch, tmp_path / "whole", config, max_staleness=1)
+    whole.train()
+    killed = tmp_path / "killed"
+    shutil.copytree(tmp_path / "whole", killed)  # as it was after two steps
+    shutil.rmtree(killed / "checkpoint-4")
+    stopped = make_async_trainer(monkeypatch, tmp_path / "stopped", config, max_staleness=1, trainer_class=Stopped)
+    with pytest.raises(SystemExit):
+        stopped.train()
+    assert {path.name for path in (tmp_path / "stopped").glob("checkpoint-*")} == {"checkpoint-2", "checkpoint-3"}
+    assert not [thread for thread in threading.enumerate() if thread.name == "rollouts"]
+    for folder in ("killed", "stopped"):
+        resumed = make_async_trainer(monkeypatch, tmp_path / folder, config, max_staleness=1)
+        resumed.train(resume_from_checkpoint=True)
+        assert_same(weights(whole.model), weights(resumed.model))
+        played = [[episode.token_ids.tolist() for episode in one.replay.episodes] for one in (whole, resumed)]
+        assert played[0] == played[1] and len(played[0]) == 3 * 4
+        assert whole.num_environment_steps == resumed.num_environment_steps
