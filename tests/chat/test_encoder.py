@@ -278,6 +278,12 @@ class TestReasoning:
         opening = "" if chat.template.starts_reasoning else chat.reasoning_tags[0]
         assert chat.decode(chat.template.encode(f"{opening}Optimality: Yes")) == ""
 
+    def test_prefill(self):
+        chat = ChatEncoder(make_tokenizer("deepseek_r1_distill"))
+        assert chat.tokenizer.decode(chat.prefill) == "<think>\n"
+        answer = chat.completion("done")  # a trained answer must end the thoughts that the prefill began
+        assert chat.decode(answer) == "done" and chat.reasoning(answer) == ""
+
     def test_thinking_can_be_switched_off(self):
         chat = ChatEncoder(make_tokenizer("qwen3"), {"enable_thinking": False})
         assert chat.tokenizer.decode(chat.prefill) == "<think>\n\n</think>\n\n"

@@ -33,7 +33,9 @@ from trl import ModelConfig
 
 from benchmarks.tiny_engine import load_tiny_engine
 from trl_nlac import NLACAgent
+from trl_nlac.environments import StepResult, TextEnvironment
 from trl_nlac.environments.embedded import TINY_MODEL
+from trl_nlac.episodes.rollout import play_episodes
 from trl_nlac.generation.joint import TensorParallelGenerator
 from trl_nlac.training import build
 from trl_nlac.training.model import base_revision, load_by_name, warn_of_replaced_optimizer
@@ -119,17 +121,29 @@ def test_prompts_fit_into_the_context(tmp_path, caplog):
 
 @pytest.mark.parametrize("is_shared", [False, True])
 def test_prompts_fit_into_the_context_of_an_engine(tmp_path, monkeypatch, caplog, is_shared):
+    class Talks(TextEnvironment):
+        def reset(self):
+            return "baku 2"
+
+        def step(self, action):
+            return StepResult("word word word")
+
     def load(*args, **kwargs):
         generator = load_tiny_engine(*args, **kwargs)
         generator.engine.max_model_length = 96
         return TensorParallelGenerator(generator) if is_shared else generator
 
     monkeypatch.setattr(build, "load_generator", load)
-    config = {"use_vllm": True, "max_prompt_length": None, "max_completion_length": 16}
-    trainer = make_trainer(tmp_path, config)
+    config = {"use_vllm": True, "max_prompt_length": None, "max_completion_length": 16, "max_turns": 8}
+    trainer = make_trainer(tmp_path, config, environment_factory=Talks, train_dataset=None)
     assert trainer.roles.options.max_prompt_length == 80 and "`--max-model-len`" in caplog.text
+    if not is_shared:  # several processes would play
+        with trainer.roles.generator.session(trainer.model):
+            (episode,) = play_episodes(trainer.environments, [{}], trainer.roles)
+        lengths = [turn.prompt_end - turn.prompt_start for turn in episode.turns]
+        assert len(lengths) == 8 and max(lengths) <= 80 and all(turn.action_length for turn in episode.turns)
     with pytest.raises(ValueError, match="leaves no room for a prompt in the context of 96 tokens"):
-        make_trainer(tmp_path, {**config, "max_completion_length": 96})
+        make_trainer(tmp_path, {**config, "max_completion_length": 96}, environment_factory=Talks, train_dataset=None)
 
 
 @pytest.mark.parametrize("modules_to_save", [None, ["norm"]])
