@@ -6,8 +6,9 @@ import random
 
 from benchmarks.learning.relay_desk import RelayDesk
 from benchmarks.tiny_models.dialogues import ROLES_OF_ANY_INSTANCE, RoleDialogue, Steps
+from benchmarks.tiny_models.service_desk_dialogues import Lesson, heed
 from trl_nlac.environments.embedded.names import REQUESTS_OF_KNOWN_DELAYED_DESKS, REQUESTS_OF_NEW_DESKS
-from trl_nlac.environments.embedded.service_desk import POSITIONS, TOOL, VALUES, Call, follow, format_call, random_call
+from trl_nlac.environments.embedded.service_desk import TOOL, VALUES, Call, format_call, random_call
 
 
 class RelayFamily:
@@ -38,11 +39,9 @@ class RelayFamily:
             won = future[-1][1].endswith("win")
             if role != "successor" and future[0][1].startswith("accepted") and rng.random() < 0.15:
                 future, won = future[:1], True  # a piece that is a success of its own
-            use, avoid = _lesson(future)
-            avoided.add(avoid)
-            mended = follow(call, [use]) if use else call
-            if avoid:
-                mended = follow(call, [rng.choice([v for v in VALUES[POSITIONS[avoid]] if v not in avoided])])
+            learned = _lesson(future)
+            avoided.add(learned.avoid)
+            mended = heed(rng, call, learned, avoided)
             attempts.append(
                 RoleDialogue(
                     first_observation=f"accepted {request}",
@@ -50,7 +49,7 @@ class RelayFamily:
                     action=format_call(call),
                     future=future,
                     won=won,
-                    advice=f"use {use}" if use else f"avoid {avoid}" if avoid else "",
+                    advice=learned.advice,
                     refined_action=format_call(mended),
                     tool=TOOL,
                     earlier_attempts=[(attempt.action, attempt.critique) for attempt in attempts],
@@ -62,15 +61,15 @@ class RelayFamily:
         return attempts[-1]
 
 
-def _lesson(steps: Steps) -> tuple[str, str]:
+def _lesson(steps: Steps) -> Lesson:
     """
-    Return the value to use and the value to avoid in the first call. A refusal says what to use. An accepted call is
-    to blame for a request that was closed dead, and not for a later call that was refused.
+    Return the lesson of `steps` for their first call. A refusal says what to use. An accepted call is to blame for a
+    request that was closed dead, and not for a later call that was refused.
     """
     (action, answer), *_ = steps
     if answer.startswith("refused"):
-        return answer.split()[2], ""
-    return "", action.split()[1] if steps[-1][1] == "closed lose" else ""
+        return Lesson(use=(answer.split()[2],))
+    return Lesson(avoid=action.split()[1]) if steps[-1][1] == "closed lose" else Lesson()
 
 
 def _play(rng: random.Random, desk: RelayDesk, request: str, call: Call, knows: bool) -> Steps:

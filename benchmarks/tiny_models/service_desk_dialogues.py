@@ -136,7 +136,7 @@ class ServiceDeskFamily:
             future = believed(futures)
             won, learned = future[-1][1].endswith("win"), lesson(future)
             avoided.add(learned.avoid)
-            mended = _heed(rng, call, learned, avoided)
+            mended = heed(rng, call, learned, avoided)
             attempts.append(
                 RoleDialogue(
                     first_observation=first_observation,
@@ -198,10 +198,10 @@ def _mended(rng: random.Random, history: Steps) -> Call:
     if not history or not history[-1][1].startswith("refused"):
         return random_call(rng, VALUES)
     learned = lesson(history[-1:])
-    return _heed(rng, parse_call(history[-1][0]), learned, {learned.avoid})
+    return heed(rng, parse_call(history[-1][0]), learned, {learned.avoid})
 
 
-def _heed(rng: random.Random, call: Call, learned: Lesson, avoided: set[str]) -> Call:
+def heed(rng: random.Random, call: Call, learned: Lesson, avoided: set[str]) -> Call:
     """Put the values to use into `call`, or replace the value to avoid by any that is not in `avoided`."""
     if not learned.avoid:
         return follow(call, learned.use)
