@@ -82,12 +82,18 @@ class TestTraining:
 
     @pytest.mark.parametrize(
         ("changes", "warns"),
-        [({"target_max_age": 2}, True), ({}, False), ({"target_max_age": 2, "bootstrap": "monte_carlo"}, False)],
+        [
+            ({"target_max_age": 2}, True),
+            ({}, False),
+            ({"target_max_age": 2, "bootstrap": "monte_carlo"}, False),
+            ({"target_max_age": 9, "max_turns": 1}, False),  # nothing is carried back
+        ],
     )
     def test_a_run_that_is_too_short_for_the_age_of_its_targets_says_so(self, tmp_path, caplog, changes, warns):
         make_trained(tmp_path, {"max_turns": 4, "max_steps": 6, "target_max_age": 1, **changes})
         warning = "`target_max_age=2` is long for a run of 6 iterations: a success can need 8 to reach the first of "
         assert (f"{warning}`max_turns=4` steps. Set it to 1, or train longer." in caplog.text) == warns
+        assert ("is long for a run of" in caplog.text) == warns
 
     @pytest.mark.parametrize(("rate", "warns"), [(0.005, True), (0.3, False)])
     def test_a_run_that_is_too_short_for_its_rate_says_so(self, tmp_path, caplog, rate, warns):

@@ -196,7 +196,7 @@ class WeightsCallback(TrainerCallback):
             )
         bootstraps = args.critic_loss_coef and args.bootstrap != "monte_carlo"
         num_iterations, age = state.max_steps // args.updates_per_iteration, args.target_max_age
-        if bootstraps and age > 1 and args.max_turns * age > num_iterations:
+        if bootstraps and age > 1 and args.max_turns > 1 and args.max_turns * age > num_iterations:
             logger.warning(
                 f"`target_max_age={age}` is long for a run of {num_iterations:,} iterations: a success can need "
                 f"{args.max_turns * age:,} to reach the first of `max_turns={args.max_turns}` steps. Set it to "
