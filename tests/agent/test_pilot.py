@@ -4,6 +4,7 @@ import json
 import random
 import shutil
 import socket
+from collections import Counter
 from dataclasses import replace
 
 import numpy as np
@@ -116,21 +117,29 @@ class TestVerdicts:
 
 
 class TestFailures:
-    def environment(self, fails: set[int]):
-        """Make an environment that fails in episodes of these numbers, of both sides together."""
-        episodes = iter(range(10**6))
+    TASKS = [{"number": i} for i in range(12)]
 
-        def step(action):
-            if next(episodes) in fails:
-                raise ConnectionError("no line")
-            return judge(action)
+    def environment(self, side: int, fails: set[int]):
+        """Make an environment that fails at some tasks on one side: without the guard (0) or with it (1)."""
+        played = Counter()
 
-        return lambda: Answering(step)
+        class Fails:
+            def reset(self, number):
+                self.fails = played[number] == side and number in fails
+                played[number] += 1
+                return "begin"
+
+            def step(self, action):
+                if self.fails:
+                    raise ConnectionError("no line")
+                return judge(action)
+
+        return Fails
 
     def test_a_failed_episode_is_counted_against_the_intervention(self, tmp_path):
-        clean = play(tmp_path, PRAISES, tasks=[{}] * 12)
-        for fails in ({0, 1, 2, 3}, {12, 13, 14, 15}):
-            pilot = play(tmp_path, PRAISES, self.environment(fails), [{}] * 12)
+        clean = play(tmp_path, PRAISES, self.environment(0, set()), self.TASKS)
+        for side in range(2):
+            pilot = play(tmp_path, PRAISES, self.environment(side, {0, 1, 2, 3}), self.TASKS)
             assert (pilot.plain.failed, pilot.guarded.failed) in ((4, 0), (0, 4)) and pilot.num_tasks == 12
             assert pilot.gained == 0 < pilot.lost <= 4 and "4 episodes failed" in pilot.reason
         assert (clean.gained, clean.lost, clean.plain.failed) == (0, 0, 0) and "failed" not in clean.reason
@@ -151,7 +160,7 @@ class TestFailures:
 
     def test_nothing_could_be_played(self, tmp_path):
         with pytest.raises(ValueError, match="not one of 2 episodes could be played"):
-            play(tmp_path, HELPS, self.environment(set(range(9))), [{}] * 2)
+            play(tmp_path, HELPS, lambda: Answering(lambda action: StepResult("done", reward="none")), [{}] * 2)
 
 
 class TestIntervals:

@@ -488,6 +488,14 @@ def test_a_file_with_the_name_of_a_module_is_refused(folder, capsys):
     assert sys.modules["math"] is math
 
 
+@pytest.mark.parametrize("name", ["broken.py:A", "nu\0ll.py:A"])
+def test_a_file_that_does_not_load_leaves_no_module(folder, name):
+    (folder / "broken.py").write_text("raise RuntimeError('mine')")
+    with pytest.raises(CommandError, match="RuntimeError: mine|embedded null byte"):
+        load_object(name)
+    assert name.partition(".")[0] not in sys.modules  # `inspect` asks each one for its file
+
+
 def test_from_logs_alone(folder, run, capsys):
     assert main(["buffer", "export", str(run[0] / "checkpoint-2"), "logs.jsonl"]) == 0
     words = ["train", "--model_name_or_path", TINY_MODEL, "--replay_dataset", "logs.jsonl", "--output_dir", "offline"]

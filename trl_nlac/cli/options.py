@@ -78,8 +78,12 @@ def _load_file(path: Path) -> Any:
     spec = importlib.util.spec_from_file_location(name, path)
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # as dataclasses and pickle expect
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
     _loaded_files.append(module)
-    spec.loader.exec_module(module)
     return module
 
 
