@@ -12,7 +12,7 @@ FROM python:3.12-slim AS base
 RUN apt-get update && apt-get install --yes --no-install-recommends g++ git && rm -rf /var/lib/apt/lists/*
 RUN useradd --create-home user && mkdir /data && chown user /data
 WORKDIR /source
-COPY pyproject.toml setup.py README.md LICENSE MANIFEST.in ./
+COPY pyproject.toml setup.py README.md LICENSE NOTICE MANIFEST.in ./
 COPY trl_nlac trl_nlac
 ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
 

@@ -28,8 +28,9 @@ the same transitions, and compares targets, refined actions, losses, gradients, 
 
 It departs from the paper as the package's defaults do: no loss trains backup and refinement, so they have the initial
 weights; an action that its critique calls the best is its own refined action; Bellman targets are greedy; unlikely
-tokens are left out (`min_p`). It leaves out the policy's divergence from the initial one (`policy_kl_coef=0`). And the
-learning rate is larger, because the model has 0.7 million parameters.
+tokens are left out (`min_p`). It leaves out what the defaults have for the sake of tokens and of a policy that stays
+near the initial one: here `num_updates_per_generation` is 1, and `target_max_age` and `policy_kl_coef` are 0. Its
+`target_update_rate` is the paper's. The learning rate is larger, because the model has 0.7 million parameters.
 """
 
 import copy

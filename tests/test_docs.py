@@ -41,6 +41,7 @@ from trl_nlac.environments.embedded import TINY_MODEL
 ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "docs" / "source"
 PAGES = [ROOT / "README.md", *sorted(SOURCE.glob("*.md"))]
+OTHERS = [ROOT / "AGENTS.md", *sorted((ROOT / "docs").glob("*.md")), ROOT / "examples" / "README.md"]
 BY_NAME = {page.stem: page for page in PAGES}
 
 FENCE = re.compile(r"^(?:<!--(?P<comment>.*)-->\n)?```(?P<language>\w*)\n(?P<text>(?:.*\n)*?)```$", re.MULTILINE)
@@ -253,6 +254,14 @@ def test_yaml_files_exist():
     assert sorted(listed) == sorted(path.name for path in (ROOT / folders[0]).glob("*.yaml"))
 
 
+@pytest.mark.parametrize("page", OTHERS, ids=lambda page: page.stem)
+def test_python_files_that_other_pages_name_exist(page):
+    folders = ("trl_nlac", "tests", "benchmarks", "examples")
+    paths = [path.as_posix() for folder in folders for path in (ROOT / folder).rglob("*.py")]
+    for name in re.findall(r"[\w./]+\.py\b", page.read_text()):
+        assert any(path.endswith("/" + name.lstrip("./")) for path in paths), name
+
+
 # Links, options, metrics, messages
 
 
@@ -261,13 +270,13 @@ def slugs(page: Path) -> set[str]:
     return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+@pytest.mark.parametrize("page", [*PAGES, *OTHERS], ids=lambda page: page.stem)
 def test_links_lead_somewhere(page):
     for link in re.findall(r"\]\(([^)\s]+)\)", prose(page)):
         if not re.match(r"[a-z]+:", link):
             path, _, anchor = link.partition("#")
             target = (page.parent / path).resolve() if path else page
-            assert target.is_file(), link
+            assert target.exists(), link
             assert not anchor or anchor in slugs(target), link
 
 

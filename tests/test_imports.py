@@ -5,6 +5,7 @@
 import ast
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -78,7 +79,11 @@ def imported(path: Path, package: Path = PACKAGE) -> set[str]:
     def relative(level: int, name: str) -> str:
         return ".".join([*parts[: len(parts) - level + 1], *filter(None, name.split("."))])
 
-    for node in ast.walk(ast.parse(path.read_text())):
+    nodes, loads = list(ast.walk(ast.parse(path.read_text()))), {"import_module", "__import__"}
+    for node in nodes:
+        if isinstance(node, ast.ImportFrom) and node.module == "importlib":
+            loads |= {alias.asname for alias in node.names if alias.name == "import_module" and alias.asname}
+    for node in nodes:
         if isinstance(node, ast.ImportFrom) and node.level:
             name = relative(node.level, node.module or "")
             # `from . import name` names a module
@@ -87,8 +92,8 @@ def imported(path: Path, package: Path = PACKAGE) -> set[str]:
             found.add(f"{node.module} (not relative)")
         elif isinstance(node, ast.Import):
             found |= {f"{a.name} (not relative)" for a in node.names if a.name.split(".")[0] == "trl_nlac"}
-        elif isinstance(node, ast.Call) and _name(node.func) in ("import_module", "__import__") and node.args:
-            argument = node.args[0]
+        elif isinstance(node, ast.Call) and _name(node.func) in loads:
+            argument = next(iter([*node.args, *(word.value for word in node.keywords if word.arg == "name")]), None)
             if isinstance(argument, ast.Constant) and isinstance(argument.value, str):
                 name = argument.value
                 level = len(name) - len(name.lstrip("."))
@@ -132,6 +137,33 @@ def test_imports_follow_the_table():
         if importer != "environments.__init__" and not is_allowed(importer, module)
     ]
     assert not refused, "\n".join(refused)
+
+
+@pytest.mark.parametrize(
+    "plant",
+    [
+        "from ..gateway.server import the_server",
+        "from trl_nlac.gateway.server import the_server",
+        "import trl_nlac.nlac_trainer",
+        "import trl_nlac.gateway.server as server",
+        "from importlib import import_module\nimport_module('trl_nlac.gateway.server')",
+        "from importlib import import_module as load\nload(name='trl_nlac.gateway.server')",
+        "import importlib\nimportlib.import_module('..gateway.server', __package__)",
+        "__import__('trl_nlac.cli')",
+        "def late():\n    from .. import nlac_trainer",
+    ],
+)
+def test_every_way_to_import_is_seen(tmp_path, plant):
+    (tmp_path / "replay").mkdir()
+    path = tmp_path / "replay" / "planted.py"
+    path.write_text(plant)
+    modules = imported(path, tmp_path)
+    assert modules and not all(is_allowed("replay.planted", module) for module in modules)
+
+
+def test_every_file_has_a_name_of_its_own():
+    names = Counter(path.name for path in PACKAGE.rglob("*.py"))
+    assert {name for name, number in names.items() if number > 1} == {"__init__.py"}
 
 
 @pytest.mark.parametrize(

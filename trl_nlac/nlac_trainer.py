@@ -493,7 +493,7 @@ class NLACTrainer(PublishedTrainer, ComparedEvaluations, RunTrainer):
         check_types(eval_dataset=dataset)
         check_tasks(None, dataset, self.environments.check_task)
         tasks = {i: dataset[i] for i in range(args.process_index, len(dataset), args.world_size)}
-        numbers = (args.num_eval_episodes, args.num_eval_critiques, args.num_eval_critiques, args.seed)
+        numbers = (args.num_eval_episodes, args.num_eval_critiques, args.seed)
         of_run = {"rewards": self.rewards, "once_played": self.rendezvous.wait}
         try:
             with self.roles.aside(args.seed + args.process_index, self.accelerator.device):

@@ -19,6 +19,7 @@ from trl_nlac.chat.tokenizer import ending_token_ids, load_processing_class, tok
 from trl_nlac.episodes.pool import EnvironmentPool
 from trl_nlac.episodes.rollout import play_episodes
 from trl_nlac.evaluation.evaluation import evaluate_policy, joint_metrics
+from trl_nlac.evaluation.oracle import examine_critic
 from trl_nlac.generation.generator import Sampling
 from trl_nlac.generation.loading import load_generator
 from trl_nlac.method.roles import Roles
@@ -105,10 +106,12 @@ class Player:
                     self.roles,
                     num_episodes=self.args.num_eval_episodes,
                     num_critiques=0,
-                    num_probes=self.args.num_eval_critiques if sampling is None else 0,
                     seed=self.args.seed,
                     act=act,
                 )
+                if sampling is None and environments.oracle is not None:
+                    probes = self.args.num_eval_critiques, self.args.seed
+                    seen.means.update(examine_critic(environments, self.roles, *probes))
             finally:
                 environments.close()
         return joint_metrics(seen)
@@ -182,11 +185,11 @@ class LearningCurve(TrainerCallback):
 
     def _evaluate(self, state) -> None:
         seconds = self._clock() - self._start
-        metrics = self.player.evaluate()
+        metrics, tokens = self.player.evaluate(), self.player.roles.tally.tokens
         point = {
             "environment_steps": self.num_environment_steps(),
             "generated_tokens": self.player.roles.tally.num_generated_tokens,
-            "prefilled_tokens": self.player.roles.tally.num_prefilled_tokens,
+            "prefilled_tokens": sum(n for name, n in tokens.items() if name.startswith("prefilled/")),
             "trained_tokens": self.trained_tokens.number,
             "seconds": round(seconds, 1),
             "gradient_steps": state.global_step,

@@ -138,7 +138,7 @@ def test_it_acts_as_in_evaluation():
     agent.act(MESSAGES)
     pool = EnvironmentPool(lambda: make_environment(DESK))
     for number in (1, 2):
-        agent.evaluate(pool, list(TASKS)[:1], num_critiques=0, num_probes=0, num_candidates=number)
+        agent.evaluate(pool, list(TASKS)[:1], num_critiques=0, num_candidates=number)
     limits = [sampling.max_tokens for sampling in agent.roles.generator.samplings]
     assert limits.count(9) == 4 and 7 not in limits
 

@@ -533,6 +533,7 @@ class TestHelp:
                 main(["train", words])
             printed = capsys.readouterr().out
             assert "--environment_factory" in printed and ("--adam_beta1" in printed) == has_all
+            assert "--max_turns INTEGER" in printed and "--max_prompt_length INTEGER" in printed
 
 
 class TestPlay:

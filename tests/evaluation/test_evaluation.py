@@ -24,7 +24,7 @@ class TestEvaluation:
         monkeypatch.setattr(nlac_trainer, "evaluate_policy", evaluate)
         state = torch.get_rng_state()
         metrics = trainer.evaluate()
-        assert numbers == [(5, 6, 6, trainer.args.seed)]
+        assert numbers == [(5, 6, trainer.args.seed)]
         assert torch.equal(torch.get_rng_state(), state)
         assert len(trainer.replay) == 0
         assert metrics["eval_episode/success_rate_low"] <= metrics["eval_episode/success_rate"]

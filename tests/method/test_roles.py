@@ -136,7 +136,7 @@ class TestAsk:
         }
         roles.score([[1, 2], [1, 2]], [[3], [4, 5]])
         assert roles.tally.num_generated_tokens == len(roles.chat.completion("act")) + 2
-        assert roles.tally.num_prefilled_tokens == 2 * number + 7
+        assert roles.tally.tokens["prefilled/score"] == 7
 
     def test_what_another_thread_counted_is_taken_over(self):
         roles, players = make_roles("act"), make_roles("act")

@@ -349,7 +349,6 @@ class NLACAgent:
         tasks: list[dict[str, Any]],
         num_episodes: int = 1,
         num_critiques: int = 64,
-        num_probes: int = 64,
         seed: int = 42,
         refine: int = 0,
         num_candidates: int = 1,
@@ -358,11 +357,10 @@ class NLACAgent:
         guard: Guard | None = None,
     ) -> Evaluation:
         """
-        Play episodes of each task, a row of a dataset, and let the critic judge some of the actions, as
-        [`NLACTrainer.evaluate`] does. Where the environment has an oracle, `num_probes` critiques are compared with
-        the truth. `refine`, `num_candidates` and `alpha` improve actions, see [`act`]; in their place a `guard` can
-        refuse actions, see [`~agent.better_actions.act_guarded`]. `rewards` are in addition to those of the
-        environment.
+        Play episodes of each task, a row of a dataset, and let the critic judge `num_critiques` of the actions, as
+        [`NLACTrainer.evaluate`] does. Where the environment has an oracle, as many are compared with the truth.
+        `refine`, `num_candidates` and `alpha` improve actions, see [`act`]; in their place a `guard` can refuse
+        actions, see [`~agent.better_actions.act_guarded`]. `rewards` are in addition to those of the environment.
         """
         torch.manual_seed(seed)
         act, sampling = None, self.roles.samplings["evaluation"]
@@ -379,7 +377,6 @@ class NLACAgent:
                 self.roles,
                 num_episodes,
                 num_critiques,
-                num_probes,
                 seed,
                 act=act,
                 rewards=rewards,

@@ -188,7 +188,7 @@ def play_pilot(
     """
     guard, intervention = Guard.from_pretrained(model), name_intervention(refine, num_candidates)
     improved = {"refine": refine, "num_candidates": num_candidates}
-    options |= {"num_critiques": 0, "num_probes": 0, "seed": seed}
+    options |= {"num_critiques": 0, "seed": seed}
     before, plain = _play(agent, environments, tasks, **options)
     after, guarded = _play(
         agent, environments, tasks, **options, **({"guard": guard} if intervention == REFUSE else improved)

@@ -107,7 +107,7 @@ class Trial(TrainerCallback):
         places = range(args.process_index, self.num_episodes, args.world_size)
         tasks = {place: dataset[order[place % len(order)]] for place in places}
         evaluation = evaluate_policy(
-            trainer.environments, tasks, trainer.roles, num_critiques=0, num_probes=0, act=act, rewards=trainer.rewards
+            trainer.environments, tasks, trainer.roles, num_critiques=0, act=act, rewards=trainer.rewards
         )
         trainer.rendezvous.wait()
         metrics = joint_metrics(evaluation)

@@ -35,8 +35,8 @@ class _OptionsFormatter(argparse.HelpFormatter):
         if action.choices:
             kind = "{" + ",".join(map(str, action.choices)) + "}"
         else:
-            kinds = {int: "INTEGER", float: "NUMBER"}
-            kind = action.metavar or ("[TRUE|FALSE]" if action.nargs == "?" else kinds.get(action.type, "VALUE"))
+            kinds, type_name = {"int": "INTEGER", "float": "NUMBER"}, action.type.__name__ if action.type else ""
+            kind = action.metavar or ("[TRUE|FALSE]" if action.nargs == "?" else kinds.get(type_name, "VALUE"))
         return f"{action.option_strings[0]} {kind}{' ...' if action.nargs == '+' else ''}"
 
     def _get_help_string(self, action: argparse.Action) -> str:

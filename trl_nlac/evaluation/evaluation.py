@@ -50,18 +50,17 @@ def evaluate_policy(
     roles: Roles,
     num_episodes: int = 1,
     num_critiques: int = 64,
-    num_probes: int = 64,
     seed: int = 0,
     act: Act | None = None,
     rewards: EpisodeRewards | None = None,
     once_played: Callable[[], None] | None = None,
 ) -> Evaluation:
     """
-    Play episodes of each task, given by its number, let the critic judge some of the actions, and examine it by
-    `num_probes` critiques if the world has an oracle. The seed is that of the choice of actions and probes. `act`
-    answers states in place of the policy, see [`~episodes.rollout.play_episodes`]. `once_played` is called when the
-    episodes have ended and before the critic judges: there processes wait for one another, because judging with
-    sharded weights needs them all.
+    Play episodes of each task, given by its number, let the critic judge `num_critiques` of the actions, and examine
+    it by as many if the world has an oracle. The seed is that of the choice of actions and probes. `act` answers
+    states in place of the policy, see [`~episodes.rollout.play_episodes`]. `once_played` is called when the episodes
+    have ended and before the critic judges: there processes wait for one another, because judging with sharded weights
+    needs them all.
     """
     threshold = roles.options.success_threshold
     numbers = [number for number in tasks for _ in range(num_episodes)]
@@ -76,8 +75,8 @@ def evaluate_policy(
     turns = turns[:num_critiques]
     judged = judge_actions(roles, [Transition(episodes[i], t).state_action for i, t in turns])
     judgements = {turn: judgement for turn, judgement in zip(turns, judged, strict=True) if judgement is not None}
-    if environments.oracle is not None and num_probes:
-        means = examine_critic(environments, roles, num_probes, seed)
+    if environments.oracle is not None and num_critiques:
+        means = examine_critic(environments, roles, num_critiques, seed)
     return Evaluation(
         means=means,
         outcomes=[(numbers[i], float(episode.score >= threshold)) for i, episode in played.items()],

@@ -26,16 +26,8 @@ class Tally:
     @property
     def num_generated_tokens(self) -> int:
         """Number of tokens of all answers so far."""
-        return self._num_tokens("generated")
-
-    @property
-    def num_prefilled_tokens(self) -> int:
-        """Number of tokens of all prompts so far."""
-        return self._num_tokens("prefilled")
-
-    def _num_tokens(self, kind: str) -> int:
         with self._lock:
-            return sum(number for name, number in self.tokens.items() if name.startswith(f"{kind}/"))
+            return sum(number for name, number in self.tokens.items() if name.startswith("generated/"))
 
     def note(self, name: str, values: list[float]) -> None:
         """Add values to a metric."""

@@ -4,6 +4,7 @@
 
 from collections.abc import Callable, Sequence
 from functools import cached_property
+from itertools import product
 from math import prod
 from statistics import mean
 
@@ -24,7 +25,7 @@ from benchmarks.learning.figures.curves import (
     verdict_accuracy,
 )
 from benchmarks.learning.guess_the_number import REFERENCES
-from benchmarks.learning.methods.settings import SELF_DISTILLATION
+from benchmarks.learning.methods.settings import SELF_DISTILLATION, TRAINERS
 from benchmarks.learning.tasks import GUESS_THE_NUMBER, RELAY_DESK, RELAY_PIECES, TASKS
 from trl_nlac import NLACConfig
 
@@ -47,12 +48,15 @@ METHODS = ("nlac", "hindsight", "grpo", "rft", "scalar", "base", "base_refined",
 RIVALS = ("hindsight", SELF_DISTILLATION, "rft", "grpo", "scalar")
 PLAIN = "nlac_plain"  # NLAC with half of the steps, as its ablations
 FRUGAL = "nlac_frugal"
+TWENTY_TIMES = ("rft_long", "grpo_long")
+REPLAYING = ("nlac", "hindsight", SELF_DISTILLATION)
 LEVEL = 0.8  # of the oracle's success
 # Sets of the appendix, with their titles; those of the search are one.
 SETS = {
     "table": "The table",
     "default": "The default configuration",
     "relay": "The relay desk",
+    "replay": "Equal replay",
     "again": "The table, run again: minus the table",
     "baselines": "Stronger baselines",
     "sharpening": "Other temperatures, and sharper learning",
@@ -69,6 +73,9 @@ SETS = {
     "counted": "Costs that the table does not count: minus the table",
     "search": "Search for settings",
 }
+# Those whose settings are changes of `NLACConfig()`, and those that compare draws of the buffer for each step.
+OF_DEFAULT = ("default", "relay", "replay")
+DRAWS = ("2 draws", "8 draws", "32 draws")
 # Where NLAC's figures are taken from, the closest in code first.
 OF_NLAC = ("sharpening", "table")
 # What each method can reach at the relay desk, see `learning/relay_desk.py`.
@@ -113,8 +120,10 @@ def gap(value: dict | None) -> str:
 
 def draws(cells: list[dict]) -> float | None:
     """Return how many transitions were drawn from the replay buffer for each environment step."""
-    settings, sizes = cells[0]["settings"], ("per_device_train_batch_size", "gradient_accumulation_steps")
-    if cells[0]["set"] != "default" and not settings.keys() >= {"samples_per_iteration", *sizes}:
+    kind, settings = cells[0]["set"].split("/")[0], cells[0]["settings"]
+    sizes = ("per_device_train_batch_size", "gradient_accumulation_steps")
+    is_known = kind in OF_DEFAULT and cells[0]["method"] not in (*TRAINERS, "base", "base_refined")
+    if not is_known and not settings.keys() >= {"samples_per_iteration", *sizes}:
         return None  # it has no buffer, or does not say how much it drew
     batch = prod(settings.get(size, NLACConfig.__dataclass_fields__[size].default) for size in sizes)
     return mean(batch * spent(cell, "gradient_steps") / spent(cell, "environment_steps") for cell in cells)
@@ -305,7 +314,7 @@ class Tables:
         for task in TASKS[:-1]:
             sets = ("table", "again", "sharpening")
             ours = [final_success(cell) for s in sets for cell in self.of(task, "nlac", s)]
-            for method in ("rft_long", "grpo_long"):
+            for method in TWENTY_TIMES:
                 theirs = [final_success(cell) for cell in self.of(task, method, "baselines")]
                 parts = [f"{min(ours):.2f} of {len(ours)} runs", f"{max(theirs):.2f} of {len(theirs)}"]
                 rows.append([task_label(task), label(method), *parts, f"{permutation_p(ours, theirs):.4f}"])
@@ -366,6 +375,43 @@ class Tables:
     def references(self) -> str:
         """Format the success of players of the game that need no training."""
         return reporting.table(["player", "success"], [[name, f"{of:.2f}"] for name, of in REFERENCES.items()])
+
+    def of_replay(self, task: str, method: str, amount: str) -> list[dict]:
+        """Return the cells of a method with an amount of draws, by seeds that all methods have."""
+        runs = [self.runs.get((f"replay/{amount}", task, name), []) for name in REPLAYING]
+        if amount == DRAWS[-1]:
+            runs[0] = self.of(task, "nlac", "default")
+        seeds = set.intersection(*({cell["seed"] for cell in cells} for cells in runs))
+        return [cell for cell in runs[REPLAYING.index(method)] if cell["seed"] in seeds]
+
+    def equal_replay(self) -> str:
+        """Format what methods reach with equal steps and equal draws of the buffer, and what that costs."""
+        rows = []
+        for task in TASKS:
+            runs = [(method, self.of_replay(task, method, amount)) for method, amount in product(REPLAYING, DRAWS)]
+            for method, cells in [*runs, *((name, self.of(task, name, "replay")) for name in TWENTY_TIMES)]:
+                if cells:
+                    each = ", ".join(f"{final_success(cell):.2f}" for cell in cells)
+                    row = self.row((cells[0]["set"], task, method), cells)
+                    rows.append({**row, "method": label(method), "each": each})
+        names = ["task", "method", "draws a step", "seeds", "success", "each", "greedy", "steps", f"steps to {LEVEL}"]
+        names += ["gradient steps", "generated", "trained", "seconds"]
+        return reporting.table(names, [[row[name] for name in names] for row in rows])
+
+    def replay(self) -> str:
+        """Format the means of that table: success after equal steps, by the draws of the buffer for each of them."""
+        rows = []
+        for task in TASKS:
+            row = [task_label(task)]
+            for method in REPLAYING:
+                found = [self.of_replay(task, method, amount) for amount in DRAWS]
+                row.append(" / ".join(f"{mean(map(final_success, cells)):.2f}" if cells else "–" for cells in found))
+            for method in TWENTY_TIMES:
+                cells = self.of(task, method, "replay")
+                row.append(f"{mean(map(final_success, cells)):.2f}" if cells else "–")
+            rows.append(row)
+        names = ["task", *(f"{label(method)}, 2 / 8 / 32 draws" for method in REPLAYING), "RFT, 20 N", "GRPO, 20 N"]
+        return reporting.table(names, rows)
 
     def relay(self) -> str:
         """Format what every method reaches at the relay desk, beside what it can reach."""
