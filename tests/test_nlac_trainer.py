@@ -85,6 +85,7 @@ class TestTraining:
         [
             ({"target_max_age": 2}, True),
             ({}, False),
+            ({"target_max_age": None}, False),  # it is chosen
             ({"target_max_age": 2, "bootstrap": "monte_carlo"}, False),
             ({"target_max_age": 9, "max_turns": 1}, False),  # nothing is carried back
         ],

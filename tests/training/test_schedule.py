@@ -2,6 +2,7 @@
 
 """The schedule backs up: a success at the end of an episode reaches its first step."""
 
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -46,7 +47,7 @@ def first_success(args: NLACConfig, turns: int, num_iterations: int) -> int | No
     critic = Critic(turns)
     target_weights = TargetWeights(critic, args.target_update_rate)
     episode = partial(make_text_episode, rng, num_turns=turns, num_tokens=4 * turns + 4)
-    lifetime = args.target_max_age * args.updates_per_iteration
+    lifetime = args.target_lifetime(num_iterations * args.updates_per_iteration)
     since = None
     for iteration in range(num_iterations):
         replay.add([episode() for _ in range(args.episodes_per_iteration)])
@@ -69,6 +70,14 @@ def test_the_default(tmp_path):
     args = NLACConfig(str(tmp_path), use_cpu=True, bf16=False)
     since = first_success(args, args.max_turns, num_iterations=300)
     assert since is not None and since < 150
+
+
+@pytest.mark.parametrize(("num_iterations", "age"), [(0, 1), (10, 1), (79, 3), (160, 8), (10_000, 8)])
+def test_targets_of_a_short_run_do_not_outlive_it(num_iterations, age, tmp_path):
+    args = NLACConfig(str(tmp_path), use_cpu=True, bf16=False)  # 20 turns
+    updates = args.updates_per_iteration
+    assert args.target_lifetime(num_iterations * updates) == age * updates
+    assert replace(args, target_max_age=0).target_lifetime(num_iterations * updates) == 0
 
 
 # The paper's 30 iterations are no more than its turns, and a success moves by one step in an iteration.

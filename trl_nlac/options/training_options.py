@@ -75,11 +75,12 @@ class TrainingOptions:
             Tau: weight of the trained weights in the target weights after each sample that they were trained on. Line
             10 of algorithm 1 stands inside the loop over samples; after a gradient step on B of them the rate is
             `1 - (1 - tau) ** B`. With `1` the target weights are a copy. The paper has `0.005`.
-        target_max_age (`int`, *optional*, defaults to `8`):
+        target_max_age (`int`, *optional*):
             Number of iterations for which a Bellman target is used: each time that its transition is drawn in the
             iteration that wrote it, and in the next ones if it is more than 1. With `0` every draw gets a target of
             its own (the paper), unless the same weights would write the same one again, because every role that took
-            part is greedy.
+            part is greedy. If it is `None`, 8, or fewer in a run of fewer than `8 * max_turns` iterations, in which a
+            success could not reach the first step of an episode.
         bootstrap (`str`, *optional*, defaults to `"explicit"`):
             Source of the bootstrapped future of a Bellman target. `"explicit"` samples the next action from the policy
             and its future from the critic, which are both trained (the paper's equation 1), `"implicit"` asks the
@@ -152,7 +153,7 @@ class TrainingOptions:
 
     # Parameters that control targets
     target_update_rate: float = 0.002
-    target_max_age: int = 8
+    target_max_age: int | None = None
     bootstrap: str = field(default="explicit", metadata={"choices": ["implicit", "explicit", "monte_carlo"]})
 
     # Parameters that control the losses

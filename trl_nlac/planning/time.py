@@ -56,14 +56,15 @@ def written_share(args: NLACConfig, processes: int, turns: float) -> float:
     more than there are for each new transition, which needs its first one. N is what the buffer holds halfway through
     `max_steps`, or all that fits.
     """
-    if not args.target_max_age:
+    if args.target_max_age == 0:
         return 1.0
     steps = args.samples_per_iteration * args.num_updates_per_generation // args.global_batch_size
+    age = args.target_lifetime(args.max_steps if args.max_steps > 0 else 10**9) // args.updates_per_iteration
     stored, new = args.replay_buffer_size, args.episodes_per_iteration * turns / processes
     if args.max_steps > 0:
         stored = min(stored, max(args.max_steps / steps / 2 * new, 1))
     drawn = args.samples_per_iteration / processes
-    return max(1 / (1 + (args.target_max_age - 1) * drawn / stored), min(1.0, new / drawn))
+    return max(1 / (1 + (age - 1) * drawn / stored), min(1.0, new / drawn))
 
 
 def training_flops(
