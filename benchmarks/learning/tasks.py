@@ -130,7 +130,8 @@ class HandbookEnvironment(TextEnvironment):
     def reset(self, desk: int, request: str, customer: str = "", **task) -> str:
         world = ServiceDesk.from_seed(desk)
         self._environment, self.right_call = ServiceDeskEnvironment(world), format_call(world.rules[request])
-        return f"{world.handbook} {self._environment.reset(request, customer)}"
+        handbook = " ".join(f"{kind} {' '.join(rule)}." for kind, rule in world.rules.items())
+        return f"{handbook} {self._environment.reset(request, customer)}"
 
     def step(self, action: str) -> StepResult:
         return self._environment.step(action)

@@ -51,6 +51,7 @@ from benchmarks.tiny_models.dialogues import RoleDialogue
 from benchmarks.tiny_models.samples import FAMILIES as WORLDS
 from benchmarks.tiny_models.samples import GUESS_THE_NUMBER_PROMPTS
 from benchmarks.tiny_models.service_desk_dialogues import ServiceDeskFamily
+from benchmarks.tiny_models.support_desk_dialogues import ADVICE
 from trl_nlac.chat.encoder import ChatEncoder
 from trl_nlac.chat.tool_calls import format_tool_call
 from trl_nlac.environments.embedded import COMPACT_PROMPTS, SUPPORT_PROMPTS, TINY_MODEL, support_desk
@@ -100,7 +101,7 @@ def build_support_tokenizer() -> PreTrainedTokenizerFast:
     begin, *rest = [f'{name}="' for name in support_desk.ARGUMENTS]
     phrases = {f"route({begin}", *[f'", {name}' for name in rest], '")'}
     phrases |= {value for values in support_desk.VALUES for value in values} | set(support_desk.ITEMS)
-    for sentence in (*support_desk.REFUSALS, *[f"{advice}." for advice in support_desk.ADVICE]):
+    for sentence in (*support_desk.REFUSALS, *[f"{advice}." for advice in ADVICE]):
         before, after = sentence.split("{}")
         phrases |= {before, before[0].upper() + before[1:], after, after.removesuffix(".")}
     phrases |= {"My ", ".", " ", ". ", " and ", "Future: ", "\nOptimality: ", "Yes", "No"}

@@ -8,7 +8,6 @@ import re
 from benchmarks.tiny_models.dialogues import ROLES_OF_ANY_INSTANCE, RoleDialogue, Steps, told
 from trl_nlac.environments.embedded.service_desk import Call, follow, random_call
 from trl_nlac.environments.embedded.support_desk import (
-    ADVICE,
     ATTEMPTS,
     POSITIONS,
     REFUSALS,
@@ -22,6 +21,7 @@ from trl_nlac.environments.embedded.support_desk import (
 )
 
 
+ADVICE = ("send it to the {} team", "ask for the {}", "offer a {}", "do it by {}")  # by argument
 _REFUSAL = re.compile("|".join(re.escape(refusal).replace(r"\{\}", r"(\w+)") for refusal in REFUSALS))
 
 

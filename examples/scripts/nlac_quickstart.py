@@ -32,7 +32,6 @@ import matplotlib
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
-from transformers.trainer_callback import ProgressCallback
 from trl import TrlParser
 
 from trl_nlac import NLACConfig, NLACTrainer
@@ -46,7 +45,7 @@ from trl_nlac.environments.embedded import (
     make_environment,
     make_tasks,
 )
-from trl_nlac.records.console import ConsoleCallback
+from trl_nlac.records.sample_panel import marked
 from trl_nlac.report.highlights import find_highlights
 from trl_nlac.report.run_files import read_episodes
 from trl_nlac.terminal import printable
@@ -97,22 +96,6 @@ class QuickstartArguments:
     world_seed: int = field(default=0, metadata={"help": "Seed of the task's instance."})
 
 
-class QuickstartProgress(ProgressCallback):
-    """The progress bar of training, with one line for each evaluation instead of all metrics."""
-
-    def on_log(self, args, state, control, logs=None, **kwargs):
-        if state.is_world_process_zero and "eval_episode/success_rate" in logs:
-            line = (
-                f"step {state.global_step:4d}  environment steps {logs['eval_environment/steps']:5d}  success "
-                f"{logs['eval_episode/success_rate']:.2f}  critic's future right "
-                f"{logs['eval_oracle/future_accuracy']:.2f}"
-            )
-            if self.training_bar is None:
-                print(line)
-            else:
-                self.training_bar.write(line)
-
-
 def plot_learning_curve(evaluations: list[dict], title: str, path: Path) -> None:
     """Plot success of the sampled policy and accuracy of the critic against environment steps."""
     from matplotlib import pyplot as plt
@@ -157,7 +140,6 @@ def print_table(before: dict, after: dict) -> None:
         "oracle/future_accuracy": "critic: future right",
         "oracle/verdict_yes_rate": 'critic: "Yes" where the action is best',
         "oracle/verdict_no_rate": 'critic: "No" where it is not',
-        "oracle/refined_better_rate": "refined action better than the action",
     }.items():
         table.add_row(label, *[f"{evaluation[f'eval_{name}']:.2f}" for evaluation in (before, after)])
     table.add_row("environment steps", "0", str(after["eval_environment/steps"]))
@@ -174,13 +156,16 @@ def print_story(run: Path) -> None:
     table.add_row(*[_told(episodes[highlights[title].episode]) for title in ("Before", "After")])
     console = Console(markup=False, highlight=False)
     console.print(table)
-    refined = highlights.get("A refinement that helped") or highlights.get("A refined action")
-    if refined is not None:
-        turn = episodes[refined.episode]["turns"][refined.turn]
-        sample = turn["samples"][refined.sample]
-        console.print("What the agent learned from:", style="bold")
-        names = {"attempt": "it would do", "attempt_critique": "critic", "refined_action": "it learns to do"}
-        console.print(*[f"{label}: {printable(sample[name])}" for name, label in names.items()], sep="\n")
+    task = episodes[highlights["Before"].episode]["prompt"]
+    for told in ([episode for episode in episodes if episode["prompt"] == task], episodes):
+        found = {highlight.title: highlight for highlight in find_highlights(told, None)}
+        if refined := found.get("A refinement that helped") or found.get("A refined action"):
+            sample = told[refined.episode]["turns"][refined.turn]["samples"][refined.sample]
+            attempt, action = printable(sample["attempt"]), printable(sample["refined_action"])
+            console.print(f"What the agent learned from, at step {sample['step']:,}:", style="bold")
+            console.print(f"it would do: {attempt}", f"critic: {printable(sample['attempt_critique'])}", sep="\n")
+            console.print(Text("it learns to do: ").append_text(marked(attempt, action)))
+            return
 
 
 def _told(episode: dict) -> Text:
@@ -219,10 +204,6 @@ def main():
         environment_factory=lambda: make_environment(instance, training_args.action_format),
         prompts=SUPPORT_PROMPTS if in_english else COMPACT_PROMPTS,
     )
-    trainer.remove_callback(ConsoleCallback)
-    trainer.remove_callback(ProgressCallback)
-    trainer.add_callback(QuickstartProgress)
-
     start = time.perf_counter()
     trainer.train(resume_from_checkpoint=find_checkpoint(training_args))
     seconds = time.perf_counter() - start
@@ -252,6 +233,8 @@ def main():
     print(f"""
 Trained for {seconds:.0f} s. {output_dir} has the model, learning_curve.png, results.json and the records of the run.
 
+    # in the clone, if `make demo` made its virtual environment
+    source .venv/bin/activate
     # a page with curves, and episodes with their critiques and targets
     trl-nlac report {output_dir}
     # watch the agent play; with --before, the model that was not trained yet

@@ -188,6 +188,8 @@ def test_a_long_context_is_shortened():
 def test_json(capsys):
     assert main(["plan", "--config", "zero3_vllm_8gpu", "--gpus", "8x80GB", "--json"]) == 0
     result = json.loads(capsys.readouterr().out)
+    assumed = " ".join(result["assumed"])
+    assert all(words in assumed for words in ("fused attention", "reads trees", "vLLM takes", "operations a second"))
     assert result["fits"] and result["parameters"] == result["trained_parameters"] == 7_615_616_512
     assert result["longest_phase"] in {phase["name"] for phase in result["iteration"]}
     assert result["activations_gb"]["without"] > 10 * result["activations_gb"]["with gradient checkpointing"]

@@ -13,7 +13,7 @@ import torch
 
 class Engine:
     def add_request(self, number, prompt, params, lora_request=None):
-        self.number = number
+        self.number, self.prompt = number, prompt
 
     def step(self):
         self.stream = torch.cuda.current_stream()
@@ -38,6 +38,10 @@ def test_the_thread_has_the_stream_in_which_weights_are_loaded(monkeypatch):
     torch.cuda.set_device(1)
     torch.cuda.set_stream((1, "of vLLM"))  # as vLLM does in the thread that builds it
     engine = Engine()
-    loop, request = module.RequestLoop(SimpleNamespace(llm_engine=engine)), module.Request([1, 2], MagicMock(), None)
+    loop, request = (
+        module.RequestLoop(SimpleNamespace(llm_engine=engine)),
+        module.Request([1, 2], MagicMock(), None, "7"),
+    )
     loop.submit([request])
     assert request.output.result(20).finished and engine.stream == (1, "of vLLM")
+    assert engine.prompt == {"prompt_token_ids": [1, 2], "cache_salt": "7"}  # no prefix of other weights is reused

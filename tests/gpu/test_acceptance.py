@@ -16,7 +16,7 @@ from gpu.acceptance import STAGES
 HERE = Path(__file__).parent
 SCRIPT = HERE / "acceptance.py"
 # Stages that need nothing but torch, transformers and accelerate must not import these.
-OTHERS = ("trl", "datasets", "peft", "deepspeed", "vllm", "pyarrow", "pandas", "aiohttp", "rich")
+OTHERS = ("trl", "datasets", "peft", "deepspeed", "vllm", "pyarrow", "pandas", "aiohttp")  # transformers has rich
 WITHOUT = """
 from importlib.machinery import PathFinder
 

@@ -9,9 +9,10 @@ import pytest
 from helpers.records_utils import CONFIG, read
 from helpers.testing_utils import TASKS, make_trainer
 from rich.console import Console
-from transformers import PrinterCallback, ProgressCallback
+from transformers import PrinterCallback, ProgressCallback, TrainerState
 
 from trl_nlac.options.record_options import RecordOptions
+from trl_nlac.records.audit import AuditTrail
 from trl_nlac.records.console import ConsoleCallback, lines_of_log
 from trl_nlac.records.sample_panel import sample_panel
 from trl_nlac.report import write_report
@@ -68,6 +69,27 @@ def test_the_panel_of_a_sample():
     ]
     console.print(sample_panel({**ROW, "attempt": "route(x)"}, 100))  # a fresh action, with a critique of its own
     assert "acts now      route(x)" in console.file.getvalue() and "critic now    No." in console.file.getvalue()
+
+
+def test_what_is_logged_once_in_an_iteration_stays_in_the_lines(capsys):
+    callback, state = ConsoleCallback(lambda: None), TrainerState(max_steps=4)
+    rates = {"episode/success_rate": 0.5, "policy/format_rate": 0.9}
+    for step, logs in enumerate([{"loss": 1.0, **rates}, {"loss": 0.5, "num_tokens": 7.0}], 1):
+        state.global_step = step
+        callback.on_log(None, state, None, logs=logs)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[1].startswith("step 2/4 · success 0.50 · weakest format 0.90 (policy) · 7 tokens")
+
+
+@pytest.mark.parametrize("rewritten", [0, 1, None])
+def test_a_rewritten_action_is_shown_rather_than_a_newer_one_that_is_not(tmp_path, rewritten):
+    trail = AuditTrail(str(tmp_path), 0)
+    rows = [{**ROW, "refined_action": ROW["attempt"], "completions": {}, "number": i} for i in range(2)]
+    if rewritten is not None:
+        rows[rewritten] |= {"refined_action": "route()"}
+    trail._open = {i: [row] for i, row in enumerate(rows)}
+    trail.close()
+    assert trail.newest["number"] == (1 if rewritten is None else rewritten) and len(trail._rows) == 2
 
 
 @pytest.mark.parametrize("bar", [False, True])

@@ -116,11 +116,13 @@ class AuditTrail:
 
     def close(self) -> None:
         """Complete the rows of the current iteration."""
-        for row in chain.from_iterable(self._open.values()):
+        rows = list(chain.from_iterable(self._open.values()))
+        for row in rows:
             del row["completions"]
-            self._rows.append(row)
-            if row.get("refined_action") and row.get("critique") and row.get("target"):
-                self.newest = row
+        self._rows += rows
+        told = [row for row in rows if row.get("refined_action") and row.get("critique") and row.get("target")]
+        told.sort(key=lambda row: row["refined_action"] != row["attempt"])  # a rewritten action says most
+        self.newest = told[-1] if told else self.newest
         self._open.clear()
 
     def write(self, step: int) -> None:

@@ -3,6 +3,7 @@
 """Attention over token trees, as an attention implementation of transformers."""
 
 import math
+from typing import TYPE_CHECKING
 
 import torch
 from accelerate.logging import get_logger
@@ -17,11 +18,13 @@ from ..generation.prefix_cache import can_be_continued, rope_of_length
 from ..method.batches import NLACCollator
 from ..method.head import answer_logits
 from ..method.prefix_tree import BLOCK, PrefixTree
-from ..nlac_config import NLACConfig
 from ..private_names import flex_attention_forward, repeat_kv, sdpa_attention_forward, sdpa_mask
 from ..types import Prompt, TrainingExample
 from .trial import TrialFailed, deviation, trial
 
+
+if TYPE_CHECKING:
+    from ..nlac_config import NLACConfig  # which requires TRL
 
 logger = get_logger(__name__)
 
@@ -209,7 +212,7 @@ def _indices(chosen: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return chosen.sum(1, dtype=torch.int32)[None, None], order.to(torch.int32)[None, None]
 
 
-def start_sharing(model: nn.Module, config: PreTrainedConfig, args: NLACConfig) -> bool:
+def start_sharing(model: nn.Module, config: PreTrainedConfig, args: "NLACConfig") -> bool:
     """
     Let a model read trees, if it computes on a small one what it computes on separate sequences: the attention
     implementation of its configuration changes. Otherwise the model stays as it is, and a warning names the reason.
@@ -228,7 +231,7 @@ def start_sharing(model: nn.Module, config: PreTrainedConfig, args: NLACConfig) 
     return not reason
 
 
-def _unfit(model: nn.Module, config: PreTrainedConfig, args: NLACConfig) -> str:
+def _unfit(model: nn.Module, config: PreTrainedConfig, args: "NLACConfig") -> str:
     """Explain why a model cannot read trees, as far as it shows without a trial."""
     values = config.to_dict()
     if args.torch_compile:
@@ -253,7 +256,7 @@ def _unfit(model: nn.Module, config: PreTrainedConfig, args: NLACConfig) -> str:
     return "" if can_be_continued(whole) else "keys and values of a prefix are not all that the model needs to read on"
 
 
-def _difference(model: nn.Module, config: PreTrainedConfig, args: NLACConfig) -> str:
+def _difference(model: nn.Module, config: PreTrainedConfig, args: "NLACConfig") -> str:
     """Explain how the model's output on a tree differs from that on separate sequences; empty if it does not."""
     generator = torch.Generator().manual_seed(0)
 

@@ -174,11 +174,6 @@ class ServiceDesk:
         """Kinds of requests that an episode can begin with."""
         return list(self.follow_ups or self.rules)
 
-    @property
-    def handbook(self) -> str:
-        """All rules as text, each as the request and its right call."""
-        return " ".join(f"{request} {' '.join(rule)}." for request, rule in self.rules.items())
-
     def start(self, request: str) -> DeskState:
         """Return the first state of an episode with this kind of request."""
         return DeskState(request, self.attempts)

@@ -38,7 +38,6 @@ REFUSALS = (
     "Refused: this customer wants a {}.",
     "Refused: it must be done by {}.",
 )
-ADVICE = ("send it to the {} team", "ask for the {}", "offer a {}", "do it by {}")
 UNREADABLE = "Refused: this is not a call of route."
 CLOSED = "Closed: the customer is happy."
 LOST = "The customer gave up."
