@@ -4,13 +4,7 @@ import json
 
 import pytest
 from datasets import Dataset
-from helpers.testing_utils import (
-    make_roles,
-    make_roles_of,
-    make_tokenizer,
-    make_trained,
-    make_trainer,
-)
+from helpers.testing_utils import make_roles, make_roles_of, make_tokenizer, make_trained, make_trainer
 from trl import GRPOConfig, GRPOTrainer
 
 from trl_nlac import NLACPrompts
@@ -152,13 +146,7 @@ class TestToolEnvironment:
 
     @pytest.mark.parametrize(
         "returned",
-        [
-            ["Paris", "Rome"],
-            [],
-            [{"type": "text", "text": "x"}, {"id": 1}],
-            [{"type": "text"}],
-            None,
-        ],
+        [["Paris", "Rome"], [], [{"type": "text", "text": "x"}, {"id": 1}], [{"type": "text"}], None],
         ids=str,
     )
     def test_tools_that_return_anything(self, returned):
