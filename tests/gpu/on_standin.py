@@ -129,16 +129,17 @@ def test_training_is_that_of_the_cpu(tmp_path, flexes, name):
 def test_traffic_of_a_training_step(tmp_path, flexes):
     """A step has a fixed number of synchronisations and copies, however many examples, tokens and layers it has."""
     counts = []
-    for batch_size, steps in ((4, 1), (8, 2)):
+    for batch_size, steps in ((4, 1), (4, 2), (8, 2)):
         options = {"per_device_train_batch_size": batch_size, "max_steps": steps, "samples_per_iteration": 16}
         options |= {"max_turns": 1, "episodes_per_iteration": 4}
         trainer = train(tmp_path / f"{batch_size}-{steps}", "sampled", DEVICE, **options, logging_steps=100)
         counts.append(in_training(trainer.counted))
         del trainer
         gc.collect()
-    few, more = (sum(of_run.values()) for of_run in counts)
+    (few, one_step), (more, two_steps), (large, _) = ((sum(c.values()), c) for c in counts)
     # One asks whether the gradient is finite; 14 are of the pass with the initial weights.
-    assert more - few <= 39, counts
+    assert more - few <= 39, (one_step, two_steps)
+    assert large <= more
 
 
 def in_training(counted: standin.Traffic) -> dict[str, int]:

@@ -76,18 +76,11 @@ def _line_of_the_package() -> str:
     """Find the innermost line of `trl_nlac` that is being run."""
     frame = sys._getframe(1)
     while frame is not None:
-        if place := _place(frame.f_code.co_filename):
-            return f"{place}:{frame.f_lineno}"
+        parts = Path(frame.f_code.co_filename).parts
+        if "trl_nlac" in parts and "helpers" not in parts:
+            return f"{'/'.join(parts[parts.index('trl_nlac') + 1 :])}:{frame.f_lineno}"
         frame = frame.f_back
     return "elsewhere"
-
-
-@cache
-def _place(file: str) -> str | None:
-    parts = Path(file).parts
-    if "trl_nlac" in parts and "helpers" not in parts:
-        return "/".join(parts[parts.index("trl_nlac") + 1 :])
-    return None
 
 
 class DeviceTensor(torch.Tensor):
