@@ -13,26 +13,10 @@ from trl_nlac import private_names
 
 
 PACKAGE = Path(trl_nlac.__file__).parent
-OF_TRAINER = (
-    "_determine_best_metric",
-    "_evaluate",
-    "_get_dataloader",
-    "_get_grad_norm",
-    "_get_output_dir",
-    "_get_train_sampler",
-    "_load_from_checkpoint",
-    "_load_optimizer_and_scheduler",
-    "_load_scaler",
-    "_maybe_log_save_evaluate",
-    "_move_model_to_device",
-    "_prepare_inputs",
-    "_push_from_checkpoint",
-    "_run_epoch",
-    "_save",
-    "_save_checkpoint",
-    "_save_optimizer_and_scheduler",
-    "_track_num_input_tokens",
-)
+OF_TRAINER = """_determine_best_metric _evaluate _get_dataloader _get_grad_norm _get_output_dir _get_train_sampler
+    _load_from_checkpoint _load_optimizer_and_scheduler _load_scaler _maybe_log_save_evaluate _move_model_to_device
+    _prepare_inputs _push_from_checkpoint _run_epoch _save _save_checkpoint _save_optimizer_and_scheduler
+    _track_num_input_tokens""".split()
 # Methods and attributes that the package calls, sets or replaces.
 MEMBERS = {
     **dict.fromkeys(OF_TRAINER, Trainer),

@@ -118,14 +118,9 @@ class TestNLACPrompts:
 
     def test_worked_examples_are_conversations_before_the_task(self):
         example = {
-            "task": "A door.",
-            "thought": "It may be open.",
-            "action": "push",
-            "critique": "Future: a\nOptimality: No. Pull.",
-            "refine_thought": "It opens inwards.",
-            "refine": "pull",
-            "next_observation": "It opens.",
-            "successor": "I go out.",
+            **dict(task="A door.", thought="It may be open.", action="push"),
+            **dict(critique="Future: a\nOptimality: No. Pull.", refine_thought="It opens inwards.", refine="pull"),
+            **dict(next_observation="It opens.", successor="I go out."),
         }
         texts = {"critique": "Judge.", "refine": "Again: {action_format}", "policy": "Act.", "format_text": "words"}
         texts |= {"example": "So:", "after_examples": "Now:", "successor": "Seen: {next_observation}"}

@@ -28,14 +28,7 @@ def test_other_names(name):
 
 
 def test_what_is_not_secret_stays():
-    options = {
-        "max_tokens": 256,
-        "token": None,
-        "hub_token": True,
-        "eos_token": "</s>",
-        "pad_token": "[PAD]",
-        "key": "",
-    }
+    options = dict(max_tokens=256, token=None, hub_token=True, eos_token="</s>", pad_token="[PAD]", key="")
     assert hide_secrets(options) == options and hide_secrets({"role_sampling": {"backup": options}})
     for name in ("password", "PGPASSWORD", "pass"):
         assert hide_secrets({name: 1234}) == {name: HIDDEN}

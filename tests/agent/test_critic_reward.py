@@ -53,13 +53,8 @@ def test_calls_of_tools(agent):
     arguments = dict(zip(("team", "form", "proof", "time"), ACTION["content"].split()[1:], strict=True))
     call = {"type": "function", "function": {"name": "route", "arguments": arguments}}
     said = {"role": "assistant", "content": "", "tool_calls": [call]}
-    caller = NLACAgent.from_pretrained(
-        TINY_MODEL,
-        device="cpu",
-        action_format="tool_call",
-        role_sampling={"critic": {"temperature": 0.0}},
-        tools=[TOOL],
-    )
+    options = {"action_format": "tool_call", "role_sampling": {"critic": {"temperature": 0.0}}}
+    caller = NLACAgent.from_pretrained(TINY_MODEL, device="cpu", tools=[TOOL], **options)
     (reward,) = CriticReward(caller, tools=[TOOL])([STATE], [[said]])
     assert reward == pytest.approx(caller.critique(STATE, said, tools=[TOOL]).verdict_score, abs=1e-3)
 
@@ -67,18 +62,11 @@ def test_calls_of_tools(agent):
 def test_grpo_takes_it(agent, tmp_path):
     torch.manual_seed(0)
     rows = Dataset.from_list([{"prompt": [{"role": "user", "content": f"{name} 2"}]} for name in ("situ", "dufa")])
-    args = GRPOConfig(
-        str(tmp_path),
-        use_cpu=True,
-        bf16=False,
-        report_to="none",
-        max_steps=2,
-        logging_steps=1,
-        learning_rate=1e-3,
-        per_device_train_batch_size=8,
-        num_generations=4,
-        max_completion_length=12,
-    )
+    config = {
+        **dict(use_cpu=True, bf16=False, report_to="none", max_steps=2, logging_steps=1, learning_rate=1e-3),
+        **dict(per_device_train_batch_size=8, num_generations=4, max_completion_length=12),
+    }
+    args = GRPOConfig(str(tmp_path), **config)
     trainer = GRPOTrainer(TINY_MODEL, CriticReward(agent), args, train_dataset=rows)
     trainer.train()
     logs = [log for log in trainer.state.log_history if "rewards/critic_reward/mean" in log]

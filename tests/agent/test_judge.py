@@ -6,7 +6,7 @@ import time
 from functools import partial
 
 import pytest
-from helpers.testing_utils import make_roles, play
+from helpers.testing_utils import Answering, make_roles, play
 
 from benchmarks.chat_server import ChatServer
 from trl_nlac import JudgeReward
@@ -113,17 +113,11 @@ def test_no_more_requests_at_a_time_than_allowed():
 
 
 def test_what_cannot_be_judged_fails_alone():
-    class Ends:
-        def reset(self):
-            return "begin"
-
-        def step(self, action):
-            return StepResult("end", terminated=True)
-
     with ChatServer(Judge()).running() as url:
         judge = JudgeReward(url, "Short answers.", "teacher", max_retries=0)
-        roles = make_roles(["abc", "unjudged"])
-        judged, failed = play([{}, {}], Ends, roles, rewards=EpisodeRewards([judge]), max_instances=2)
+        roles, rewards = make_roles(["abc", "unjudged"]), EpisodeRewards([judge])
+        ends = partial(Answering, StepResult("end", terminated=True))
+        judged, failed = play([{}, {}], ends, roles, rewards=rewards, max_instances=2)
     assert judged.score == 0.3 and judged.terminated and judged.failure is None
     assert failed.failure.startswith("reward: EnvironmentFailure: the judge 'teacher' at http://127.0.0.1")
     assert "no line `Score: N`" in failed.failure and not failed.turns and not failed.terminated

@@ -25,27 +25,11 @@ from trl_nlac.replay.prioritized_replay import PrioritizedReplay
 
 
 FILES = [
-    b"[]",
-    b"null",
-    b"3",
-    b'"x"',
-    b"{}",
-    b"[" * 100_000,
-    b'{"a": NaN}',
-    b"",
-    b"\xff\x00",
-    b"9" * 5000,
+    *(b"[]", b"null", b"3", b'"x"', b"{}", b"[" * 100_000, b'{"a": NaN}', b"", b"\xff\x00", b"9" * 5000),
     b'[1, "a", null]',
 ]
 VALUES = [None, [], {}, -1, 0, 1.5, "x", True, 10**12, "/etc/passwd", [1], {"a": 1}, "../..", 2**31, 1e308]
-OWN = (
-    "nlac_roles.json",
-    "nlac_prompts.json",
-    "nlac_guard.json",
-    "nlac_pilot.json",
-    "_nlac_run.json",
-    "_settings.json",
-)
+OWN = "nlac_roles.json nlac_prompts.json nlac_guard.json nlac_pilot.json _nlac_run.json _settings.json".split()
 OF_RUNS = ("training_log.jsonl", "_warnings.jsonl", "adapter_config.json", "special_tokens_map.json", "README.md")
 
 
@@ -57,10 +41,11 @@ def words_of(command: str, folder: Path, port: int) -> list[str]:
     logs, output = str(folder.parent / "logs.jsonl"), folder.parent / "output"
     of_training = ["--use_cpu", "--bf16", "False", "--max_completion_length", "8", "--report_to", "none"]
     of_training += ["--model_name_or_path", str(folder), "--output_dir", str(output), "--max_steps", "1"]
+    of_training += ["--max_turns", "1", "--per_device_train_batch_size", "2"]
     shutil.rmtree(output, ignore_errors=True)
     return {
-        "train": [*of_training, *factory, "--max_turns", "1", "--per_device_train_batch_size", "2"],
-        "preflight": [*of_training, *factory, "--num_episodes", "0", "--per_device_train_batch_size", "2"],
+        "train": [*of_training, *factory],
+        "preflight": [*of_training, *factory, "--num_episodes", "0"],
         "improve": [logs, *of_training, "--num_critiques", "2", "--held_out_share", "0.5"],
         "evaluate": [str(folder), *factory, "--num_episodes", "1", "--max_tasks", "1", "--num_critiques", "0"],
         "play": [str(folder), *factory, "--auto"],

@@ -7,15 +7,7 @@ import signal
 
 import pytest
 
-from benchmarks.kills import (
-    DAMAGES,
-    KINDS,
-    contents,
-    damage_checkpoints,
-    differences,
-    kill_runs,
-    run,
-)
+from benchmarks.kills import DAMAGES, KINDS, contents, damage_checkpoints, differences, kill_runs, run
 from trl_nlac.records.folder import checkpoints
 from trl_nlac.training.manifest import check_manifest
 
@@ -29,6 +21,7 @@ def test_killed_runs_end_like_one_that_was_not(tmp_path):
     assert found["kills"] == 2 and found["differences"] == []
 
 
+@pytest.mark.slow
 def test_storms_of_signals(tmp_path):
     """
     That last longer than a launcher's, from the first step or a save on: a whole checkpoint and an end, or an end at

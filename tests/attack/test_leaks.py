@@ -58,22 +58,15 @@ KEYWORDS = {
     "database": f"postgres://me:{SECRETS['database']}@host/db",
     "limit": 3,
 }
-OPTIONS = dict(
-    environment_factory="leaky.py:Leaky",
-    environment_kwargs=json.dumps(KEYWORDS),
-    reward_funcs="leaky.py:pay",
-    eval_dataset_name="held_out.jsonl",
-    logging_steps=1,
-    max_completion_length=16,
-    audit_samples=8,
-    per_device_train_batch_size=2,
-    episodes_per_iteration=5,
-    samples_per_iteration=4,
-    hub_token=SECRETS["hub"],
-    model_init_kwargs={"token": SECRETS["model"]},
-    vllm_server_base_url=f"http://me:{SECRETS['server']}@host:8000",
-    chat_template_kwargs={"api_key": SECRETS["template"]},
-)
+OPTIONS = {
+    **dict(environment_factory="leaky.py:Leaky", environment_kwargs=json.dumps(KEYWORDS)),
+    **dict(reward_funcs="leaky.py:pay", eval_dataset_name="held_out.jsonl"),
+    **dict(logging_steps=1, max_completion_length=16, audit_samples=8),
+    **dict(per_device_train_batch_size=2, episodes_per_iteration=5, samples_per_iteration=4),
+    **dict(hub_token=SECRETS["hub"], model_init_kwargs={"token": SECRETS["model"]}),
+    **dict(vllm_server_base_url=f"http://me:{SECRETS['server']}@host:8000"),
+    **dict(chat_template_kwargs={"api_key": SECRETS["template"]}),
+}
 # What an environment shows to the model, and its tasks, are training data: the buffer holds them as they are.
 DATA = ("nlac/rank_00000/episodes.parquet", "_nlac_tasks.jsonl")
 
@@ -140,12 +133,9 @@ def test_everything_that_a_run_writes_prints_and_shows(folder, capfd, caplog):
 
 
 def test_options_in_text_and_in_pickles(tmp_path):
-    given = {
-        "hub_token": SECRETS["hub"],
-        "model_init_kwargs": {"token": SECRETS["model"], "dtype": "float32"},
-        "vllm_server_base_url": f"http://me:{SECRETS['server']}@host:8000",
-        "chat_template_kwargs": {"api_key": SECRETS["template"]},
-    }
+    names = ("hub_token", "vllm_server_base_url", "chat_template_kwargs")
+    given = {name: OPTIONS[name] for name in names}
+    given["model_init_kwargs"] = {"token": SECRETS["model"], "dtype": "float32"}
     args = make_config(tmp_path, **given)
     pickled = pickle.loads(pickle.dumps(args))
     texts = [str(args), repr(args), args.to_json_string(), str(args.to_sanitized_dict()), str(vars(pickled))]

@@ -32,10 +32,7 @@ def result(text="done", **others) -> dict:
 
 
 READ = [
-    (
-        [{"role": "developer", "content": "a"}, SYSTEM, USER],
-        [{"role": "system", "content": "a\n\nBe brief."}, USER],
-    ),
+    ([{"role": "developer", "content": "a"}, SYSTEM, USER], [{"role": "system", "content": "a\n\nBe brief."}, USER]),
     ([SYSTEM], [{**SYSTEM, "role": "user"}]),
     ([SYSTEM, SYSTEM], [SYSTEM, {**SYSTEM, "role": "user"}]),
     ([USER, said("a"), SYSTEM], [USER, said("a"), {**SYSTEM, "role": "user"}]),
@@ -54,13 +51,7 @@ READ = [
     ),
     *(
         ([USER, said(None, call("f", value)), result()], [USER, said("", call("f", text)), result()])
-        for value, text in [
-            ("null", "{}"),
-            (None, "{}"),
-            ("", "{}"),
-            ({"x": 1}, '{"x": 1}'),
-            ('{"x":1}', '{"x":1}'),
-        ]
+        for value, text in [("null", "{}"), (None, "{}"), ("", "{}"), ({"x": 1}, '{"x": 1}'), ('{"x":1}', '{"x":1}')]
     ),
     (
         [USER, said(None, call("f"), call("g")), result("g", name="g"), result("f", name="f")],
@@ -96,10 +87,7 @@ REFUSED = [
     ([USER, said(None, call("look", '{"x": Infinity}'))], "JSON does not hold the arguments"),
     ([USER, said("go", call("look", id=7))], "message 1 has a tool call whose id is not text"),
     ([USER, said("go"), result()], "the result of a tool that nothing called"),
-    (
-        [USER, said(None, call("f"), call("g")), result(), said("go")],
-        "before message 3, 1 tool calls have no result",
-    ),
+    ([USER, said(None, call("f"), call("g")), result(), said("go")], "before message 3, 1 tool calls have no result"),
     ([USER, said(None, call("f")), USER, said("go")], "before message 2, 1 tool calls have no result"),
     ([USER, said(None, call("f"), call("g")), result()], "at its end, 1 tool calls have no result"),
     ([USER, said(None, call("f")), result(), USER, result()], "the result of a tool that nothing called"),

@@ -217,10 +217,11 @@ class TestTrain:
             assert main(["train", "--config", "run.yaml", *words]) == 2
             assert f"error: {missing} is missing" in capsys.readouterr().err
 
+    @pytest.mark.slow
     @pytest.mark.parametrize(
         ("launcher", "num_processes"),
         [
-            pytest.param(["trl_nlac", "train", "--accelerate_config", "cpu"], 1, marks=pytest.mark.slow),
+            (["trl_nlac", "train", "--accelerate_config", "cpu"], 1),
             (["torch.distributed.run", "--standalone", "--nproc_per_node", "2", "-m", "trl_nlac", "train"], 2),
         ],
     )

@@ -88,11 +88,19 @@ def test_from_logs_to_a_better_model(logs, capsys):
     assert Path("improved/model", GUARD_FILE).exists() == (report["guard"] is not None)
     assert main(["improve", "logs.jsonl", *MODEL]) == 2
     assert "has the results of another run" in capsys.readouterr().err
+    # Its adapter is trained further, and pushed with a guard of its own.
     again = ["--model_name_or_path", "improved/model", "--output_dir", "second", "--max_steps", "1"]
-    assert main(["improve", "logs.jsonl", *SHORT, *again, *size, "--learning_rate", "0.01"]) == 0
-    assert "improved/model is an adapter, which is trained further." in capsys.readouterr().out
+    again += ["--held_out_share", "0.5", "--learning_rate", "0.01"]
+    again += ["--push_to_hub", "True", "--hub_model_id", "me/improved"]
+    with HubServer() as hub:
+        command = ["-m", "trl_nlac", "improve", "logs.jsonl", *SHORT, *again, *size]
+        printed = run_program(*command, **hub.variables(logs / "home"))
+    assert "improved/model is an adapter, which is trained further." in printed
     first, second = (load_file(f"{run}/model/adapter_model.safetensors") for run in ("improved", "second"))
     assert first.keys() == second.keys() and any(not torch.equal(first[name], second[name]) for name in first)
+    files = hub.files["models/me/improved"]
+    assert "adapter_model.safetensors" in files and not hub.unknown
+    assert files[GUARD_FILE] == Path("second/model", GUARD_FILE).read_bytes()
 
 
 def test_reports_are_of_the_model_as_it_is_trained(logs, monkeypatch):
@@ -109,17 +117,6 @@ def test_reports_are_of_the_model_as_it_is_trained(logs, monkeypatch):
     (kwargs,) = seen
     assert kwargs["quantization_config"].load_in_4bit and kwargs["device_map"] == {"": "cpu"}
     assert (kwargs["dtype"], kwargs["attn_implementation"]) == ("bfloat16", "eager")
-
-
-def test_the_guard_is_pushed_with_the_model(logs):
-    words = ["--held_out_share", "0.5", "--max_steps", "1", "--samples_per_iteration", "1", "--disable_tqdm", "True"]
-    words += ["--per_device_train_batch_size", "1", "--push_to_hub", "True", "--hub_model_id", "me/improved"]
-    with HubServer() as hub:
-        command = ["-m", "trl_nlac", "improve", "logs.jsonl", *MODEL, *SHORT, *words]
-        run_program(*command, **hub.variables(logs / "home"))
-    files = hub.files["models/me/improved"]
-    assert "adapter_model.safetensors" in files and not hub.unknown
-    assert files[GUARD_FILE] == Path("improved/model", GUARD_FILE).read_bytes()
 
 
 def test_only_a_report(logs, capsys, monkeypatch):

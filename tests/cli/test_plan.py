@@ -124,15 +124,9 @@ def test_an_adapter_is_planned_by_its_folder(tmp_path):
     new = "--config lora_1gpu --use_vllm True --vllm_mode server --gpus 4x80GB --server_gpus 2x80GB --lora_r 20"
     _, model, _ = TrainParser().read(shlex.split("--config lora_1gpu --lora_r 20"))
     folder = tmp_path / "adapter"
-    LoraConfig(
-        task_type="CAUSAL_LM",
-        base_model_name_or_path=model.model_name_or_path,
-        r=model.lora_r,
-        lora_alpha=model.lora_alpha,
-        lora_dropout=model.lora_dropout,
-        target_modules=model.lora_target_modules,
-        inference_mode=True,
-    ).save_pretrained(folder)
+    options = dict(r=model.lora_r, lora_alpha=model.lora_alpha, lora_dropout=model.lora_dropout)
+    options |= dict(target_modules=model.lora_target_modules, base_model_name_or_path=model.model_name_or_path)
+    LoraConfig(task_type="CAUSAL_LM", inference_mode=True, **options).save_pretrained(folder)
     (wanted, (server, _)), (plan, (found, training)) = (
         plan_of(line) for line in (new, f"{new} --use_peft False --model_name_or_path {folder}")
     )

@@ -114,14 +114,10 @@ def train(name, lora=False, resume_from=None, persistence_threshold=100, max_tok
         args=make_config(
             output_dir / name,
             **{
-                "max_steps": 3,
-                "episodes_per_iteration": 4,
+                **dict(max_steps=3, episodes_per_iteration=4, gradient_accumulation_steps=2, priority_exponent=0.0),
+                **dict(disable_tqdm=True, logging_strategy="no"),
                 "per_device_train_batch_size": GLOBAL_BATCH_SIZE // num_processes,
-                "gradient_accumulation_steps": 2,
-                "priority_exponent": 0.0,
                 "adam_epsilon": 1e-5,  # above what rounding makes of a gradient that is almost zero
-                "disable_tqdm": True,
-                "logging_strategy": "no",
                 **options,
             },
         ),

@@ -45,23 +45,10 @@ ON_CPU = {
     "fsdp2": ["--cpu", "--num_processes", "2"],  # not sharded: on CPUs Accelerate does not; test_sharded.py makes it
 }
 SMALL = {
-    "model_name_or_path": TINY_MODEL,
-    "dtype": "float32",
-    "use_cpu": True,
-    "bf16": False,
-    "use_vllm": False,
-    "vllm_enable_sleep_mode": False,
-    "max_prompt_length": 400,
-    "max_completion_length": 16,
-    "max_turns": 2,
-    "per_device_train_batch_size": 2,
-    "gradient_accumulation_steps": 2,
-    "samples_per_iteration": 8,
-    "episodes_per_iteration": 2,
-    "max_steps": 2,
-    "save_strategy": "steps",
-    "save_steps": 2,
-    "report_to": "none",
+    **dict(model_name_or_path=TINY_MODEL, dtype="float32", use_cpu=True, bf16=False, report_to="none"),
+    **dict(use_vllm=False, vllm_enable_sleep_mode=False, max_prompt_length=400, max_completion_length=16),
+    **dict(max_turns=2, per_device_train_batch_size=2, gradient_accumulation_steps=2, samples_per_iteration=8),
+    **dict(episodes_per_iteration=2, max_steps=2, save_strategy="steps", save_steps=2),
     "prompts": str(Path(TINY_MODEL) / "nlac_prompts.json"),
 }
 TASK = {

@@ -4,7 +4,7 @@ import string
 import sys
 
 import pytest
-from helpers.testing_utils import make_roles
+from helpers.testing_utils import Answering, make_roles
 
 from trl_nlac.environments import StepResult
 from trl_nlac.episodes.gym import GymEnvironment
@@ -91,15 +91,8 @@ class TestGymEnvironment:
 
 
 def test_nothing_is_one_where_nobody_has_imported_it(monkeypatch):
-    class Echo:
-        def reset(self):
-            return "begin"
-
-        def step(self, action):
-            return action
-
     monkeypatch.delitem(sys.modules, "gymnasium")
-    pool = EnvironmentPool(Echo)
+    pool = EnvironmentPool(lambda: Answering(lambda action: action))
     assert type(pool.example).__name__ == "PlainEnvironment" and "gymnasium" not in sys.modules
     pool.close()
 

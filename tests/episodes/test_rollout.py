@@ -153,18 +153,12 @@ class TestPlayEpisodes:
     def test_running_out_of_turns(self, turn_limit, action):
         """Either the episode was cut, and the backup predicts how it goes on, or it is told the score so far."""
 
-        class Corridor(TextEnvironment):
-            def reset(self):
-                return "begin"
-
-            def step(self, action):
-                return StepResult("nothing", reward=0.25)
-
+        class Paying(Answering, TextEnvironment):
             def final_reward(self):
                 return 0.5
 
         roles = make_roles(action, max_turns=2, turn_limit=turn_limit, max_format_retries=0)
-        (episode,) = play_episodes(EnvironmentPool(Corridor), [{}], roles)
+        (episode,) = play([{}], lambda: Paying(StepResult("nothing", reward=0.25)), roles)
         assert len(episode.turns) == 2 and episode.score == (1.0 if action else 0.5)
         assert (episode.terminated, episode.truncated) == (turn_limit == "terminate", turn_limit == "truncate")
         assert decode_episode(encode_episode(episode)).terminated == episode.terminated
@@ -182,32 +176,18 @@ class TestPlayEpisodes:
         ends = {"cut": StepResult("late", truncated=True), "done": StepResult("won", reward=1.0, terminated=True)}
         ends["both"] = replace(ends["done"], truncated=True)  # as environments of Gymnasium may say
 
-        class Corridor:
-            def reset(self, end):
-                self.end = end
-                return "begin"
-
-            def step(self, action):
-                return ends[self.end]
-
         for turn_limit, end in itertools.product(("truncate", "terminate"), ends):
             roles = make_roles("take red", max_turns=1, turn_limit=turn_limit)
-            (episode,) = play_episodes(EnvironmentPool(Corridor), [{"end": end}], roles)
+            (episode,) = play([{}], lambda end=end: Answering(ends[end]), roles)
             assert (episode.terminated, episode.truncated) == (end != "cut", end == "cut")
 
     def test_a_score_that_fails_at_the_turn_limit_drops_the_last_turn(self):
-        class Corridor(TextEnvironment):
-            def reset(self):
-                return "begin"
-
-            def step(self, action):
-                return StepResult("nothing")
-
+        class Broken(Answering, TextEnvironment):
             def final_reward(self):
                 raise RuntimeError("broken")
 
         roles = make_roles("take red", max_turns=2, turn_limit="terminate")
-        (episode,) = play_episodes(EnvironmentPool(Corridor), [{}], roles)
+        (episode,) = play([{}], lambda: Broken(StepResult("nothing")), roles)
         assert episode.truncated and not episode.terminated and len(episode.turns) == 1
 
     def test_tasks_that_are_too_long_are_reported(self, caplog):

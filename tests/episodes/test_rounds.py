@@ -15,15 +15,7 @@ import pytest
 import torch
 from datasets import Dataset
 from helpers.engine_utils import make_async_trainer
-from helpers.testing_utils import (
-    Countdown,
-    RecordingTrainer,
-    assert_same,
-    make_config,
-    make_logs,
-    make_roles,
-    weights,
-)
+from helpers.testing_utils import Countdown, RecordingTrainer, assert_same, make_config, make_logs, make_roles, weights
 from helpers.workers import wait_until
 from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 
@@ -103,15 +95,8 @@ def test_every_episode_is_counted_once(monkeypatch, tmp_path, max_staleness):
     config = {"max_steps": 5, "shuffle_dataset": False, "log_completions": False}
     config |= dict(save_strategy="steps", save_steps=2, eval_strategy="steps", eval_steps=3, num_eval_critiques=0)
     evaluated = Dataset.from_dict({"number": [99], "start": [2], "fails_at": [-1]})
-    trainer = make_async_trainer(
-        monkeypatch,
-        tmp_path,
-        config,
-        max_staleness,
-        train_dataset=tasks,
-        eval_dataset=evaluated,
-        environment_factory=Played,
-    )
+    datasets = {"train_dataset": tasks, "eval_dataset": evaluated}
+    trainer = make_async_trainer(monkeypatch, tmp_path, config, max_staleness, environment_factory=Played, **datasets)
     trainer.train()
     stored = [int(episode.task["number"]) for episode in trainer.replay.episodes]
     begun = sorted(number for number in Played.begun if number != 99)
@@ -142,15 +127,8 @@ def test_the_error_of_a_generator_ends_training(monkeypatch, tmp_path):
                 self.roles.generator.engine.error = ConnectionError("the server is gone")
             return super().compute_loss(*args, **kwargs)
 
-    trainer = make_async_trainer(
-        monkeypatch,
-        tmp_path,
-        {"max_steps": 4},
-        max_staleness=1,
-        trainer_class=Losing,
-        train_dataset=starts(8),
-        environment_factory=Slow,
-    )
+    arguments = {"trainer_class": Losing, "train_dataset": starts(8), "environment_factory": Slow}
+    trainer = make_async_trainer(monkeypatch, tmp_path, {"max_steps": 4}, max_staleness=1, **arguments)
     with pytest.raises(ConnectionError, match="the server is gone"):
         trainer.train()
     assert not [thread for thread in threading.enumerate() if thread.name == "rollouts"]

@@ -4,13 +4,7 @@ import json
 
 import pytest
 from datasets import Dataset
-from helpers.testing_utils import (
-    make_roles,
-    make_roles_of,
-    make_tokenizer,
-    make_trained,
-    make_trainer,
-)
+from helpers.testing_utils import make_roles, make_roles_of, make_tokenizer, make_trained, make_trainer
 from trl import GRPOConfig, GRPOTrainer
 
 from trl_nlac import NLACPrompts
@@ -152,13 +146,7 @@ class TestToolEnvironment:
 
     @pytest.mark.parametrize(
         "returned",
-        [
-            ["Paris", "Rome"],
-            [],
-            [{"type": "text", "text": "x"}, {"id": 1}],
-            [{"type": "text"}],
-            None,
-        ],
+        [["Paris", "Rome"], [], [{"type": "text", "text": "x"}, {"id": 1}], [{"type": "text"}], None],
         ids=str,
     )
     def test_tools_that_return_anything(self, returned):
@@ -306,19 +294,9 @@ def diaries_of(trainer) -> set[tuple[str, ...]]:
 def test_the_same_episodes_as_under_grpo(tmp_path):
     tasks = Dataset.from_list([{"prompt": PROMPT, "request": request} for request in REQUESTS])
     config = dict(use_cpu=True, bf16=False, report_to="none", max_steps=1, top_k=1, per_device_train_batch_size=6)
-    grpo = GRPOTrainer(
-        model=TINY_MODEL,
-        args=GRPOConfig(
-            str(tmp_path / "grpo"),
-            num_generations=2,
-            max_completion_length=200,
-            max_tool_calling_iterations=3,
-            save_strategy="no",
-            **config,
-        ),
-        train_dataset=tasks,
-        environment_factory=DeskTools,
-    )
+    own = dict(num_generations=2, max_completion_length=200, max_tool_calling_iterations=3, save_strategy="no")
+    args = GRPOConfig(str(tmp_path / "grpo"), **own, **config)
+    grpo = GRPOTrainer(model=TINY_MODEL, args=args, train_dataset=tasks, environment_factory=DeskTools)
     config |= dict(action_format="tool_call", episodes_per_iteration=3, max_turns=3, max_completion_length=64)
     nlac = make_trainer(tmp_path / "nlac", config, train_dataset=tasks, environment_factory=DeskTools)
     expected = diaries_of(grpo)
@@ -362,14 +340,8 @@ def test_what_functions_log_in_an_evaluation_is_its_own(tmp_path):
         return Dataset.from_list([{"prompt": [{"role": "user", "content": f"Say {word}."}]}] * 2)
 
     config = {"max_steps": 2, "logging_steps": 1, "eval_strategy": "steps", "eval_steps": 1}
-    trainer = make_trained(
-        tmp_path,
-        config,
-        train_dataset=tasks("one"),
-        eval_dataset=tasks("seven"),
-        environment_factory=None,
-        reward_funcs=judge,
-    )
+    datasets = {"train_dataset": tasks("one"), "eval_dataset": tasks("seven")}
+    trainer = make_trained(tmp_path, config, environment_factory=None, reward_funcs=judge, **datasets)
     logged = [{log[name] for log in trainer.state.log_history if name in log} for name in ("is_eval", "eval_is_eval")]
     assert logged == [{0.0}, {1.0}]
 

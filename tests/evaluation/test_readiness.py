@@ -6,16 +6,9 @@ from trl_nlac.evaluation.readiness import NO_GO, OK, UNCLEAR, check_iteration, c
 
 
 GOOD = {
-    "policy/format_rate": 1.0,
-    "critic/format_rate": 0.8,
-    "backup/format_rate": 0.9,
-    "refine/format_rate": 0.95,
-    "health/backup_fidelity": 0.6,
-    "health/refine_compliance": 0.5,
-    "completions/clipped_ratio": 0.2,
-    "prompts/too_long_ratio": 0.0,
-    "environment/failure_rate": 0.0,
-    "loss": 3.0,
+    **{"policy/format_rate": 1.0, "critic/format_rate": 0.8, "backup/format_rate": 0.9, "refine/format_rate": 0.95},
+    **{"health/backup_fidelity": 0.6, "health/refine_compliance": 0.5, "completions/clipped_ratio": 0.2},
+    **{"prompts/too_long_ratio": 0.0, "environment/failure_rate": 0.0, "loss": 3.0},
 }
 
 

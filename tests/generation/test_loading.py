@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 
 import json
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
@@ -66,19 +67,6 @@ for name, gathers, of_node in (("whole", True, "8"), ("one node", False, "16"), 
 
 print(json.dumps(found))
 """
-NVME = """
-from accelerate import Accelerator
-from accelerate.utils import DeepSpeedPlugin
-
-from trl_nlac.generation.loading import check_sharding
-
-zero = {"stage": 3, "offload_param": {"device": "nvme"}}
-config = {"train_micro_batch_size_per_gpu": 1, "gradient_accumulation_steps": 1, "zero_optimization": zero}
-try:
-    check_sharding(Accelerator(deepspeed_plugin=DeepSpeedPlugin(hf_ds_config=config)))
-except ValueError as error:
-    print(f"refused: {error}")
-"""
 
 
 @pytest.fixture(scope="module")
@@ -91,24 +79,25 @@ def test_sharding_that_is_not_supported_is_refused(loaded):
     assert loaded["fsdp1"].startswith("FSDP 1 is not supported: set `fsdp_version: 2`")
 
 
-def test_parameters_on_disks_are_refused():
-    pytest.importorskip("deepspeed")
-    assert "refused: `offload_param`" in run_program("-c", NVME)
-
-
-def stand_in(parallelism: ParallelismConfig | None) -> SimpleNamespace:
-    state = SimpleNamespace(deepspeed_plugin=None)
+def stand_in(parallelism: ParallelismConfig | None, deepspeed: SimpleNamespace | None = None) -> SimpleNamespace:
     return SimpleNamespace(
-        parallelism_config=parallelism, distributed_type=DistributedType.FSDP, is_fsdp2=True, state=state
+        parallelism_config=parallelism,
+        distributed_type=DistributedType.FSDP,
+        is_fsdp2=True,
+        state=SimpleNamespace(deepspeed_plugin=deepspeed),
     )
 
 
+@pytest.mark.parametrize(("stage", "device", "is_refused"), [(3, "nvme", True), (3, "cpu", False), (2, "nvme", False)])
+def test_parameters_on_disks_are_refused(stage, device, is_refused):
+    zero = {"stage": stage, "offload_param": {"device": device}}
+    plugin = SimpleNamespace(zero_stage=stage, deepspeed_config={"zero_optimization": zero})
+    with pytest.raises(ValueError, match="^`offload_param`") if is_refused else nullcontext():
+        check_sharding(stand_in(None, plugin))
+
+
 @pytest.mark.parametrize(
-    ("sizes", "named"),
-    [
-        ({"sp_size": 2}, "`sp_size`"),
-        ({"tp_size": 2, "cp_size": 2}, "`tp_size`, `cp_size`"),
-    ],
+    ("sizes", "named"), [({"sp_size": 2}, "`sp_size`"), ({"tp_size": 2, "cp_size": 2}, "`tp_size`, `cp_size`")]
 )
 def test_processes_that_share_samples_are_refused(sizes, named):
     with pytest.raises(ValueError, match=f"{named} above 1 in `parallelism_config` .*Leave it at 1"):

@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 
 import gc
+import json
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -45,6 +48,22 @@ def flexes(monkeypatch):
 
 def devices_of(model: nn.Module) -> set[torch.device]:
     return {tensor.device for tensor in [*model.parameters(), *model.buffers()]}
+
+
+def test_stages_of_the_acceptance_run(monkeypatch, capsys):
+    """Another one says what shards on GPUs."""
+    monkeypatch.syspath_prepend(Path(__file__).with_name("stages"))
+    monkeypatch.setenv("ACCELERATE_TORCH_DEVICE", "")  # which the stages set
+    import common
+    import device
+    import short
+
+    said = []
+    for stage, words in ((device, []), (short, ["zero3"])):
+        monkeypatch.setattr(sys, "argv", ["stage.py", *words, "--device", str(OTHER), "--small"])
+        common.main(stage.run)
+        said.append(json.loads(capsys.readouterr().out.splitlines()[-1]))
+    assert said[0]["found"]["answers that differ, greedy"] == 0 and "shards nothing" in said[1]["left out"]
 
 
 # Training

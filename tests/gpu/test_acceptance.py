@@ -10,11 +10,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from gpu import acceptance
 from gpu.acceptance import STAGES
+from gpu.bundle import LIMIT, ROOT, copy_tree
 
 
-HERE = Path(__file__).parent
-SCRIPT = HERE / "acceptance.py"
+SCRIPT = Path(__file__).with_name("acceptance.py")
 # Stages that need nothing but torch, transformers and accelerate must not import these.
 OTHERS = ("trl", "datasets", "peft", "deepspeed", "vllm", "pyarrow", "pandas", "aiohttp")  # transformers has rich
 WITHOUT = """
@@ -31,14 +32,13 @@ PathFinder.find_spec = staticmethod(find_others)
 """
 
 
-def accept(tmp_path: Path, stages: list[str], device: str, environment: dict[str, str] | None = None) -> dict:
+def accept(tmp_path: Path, stages: list[str], device: str, script: Path = SCRIPT, **variables: str) -> dict:
     """Run stages, and return their report."""
     files = ["--json", str(tmp_path / "gpu.json"), "--table", str(tmp_path / "gpu.md")]
     small = ["--small"] if device != "cuda" else []
-    command = [sys.executable, str(SCRIPT), "--stages", *stages, "--device", device, *small, *files]
-    done = subprocess.run(
-        command, capture_output=True, text=True, timeout=3600, env={**os.environ, **(environment or {})}
-    )
+    command = [sys.executable, str(script), "--stages", *stages, "--device", device, *small, *files]
+    environment = {**os.environ, **variables}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=3600, env=environment)
     report = json.loads((tmp_path / "gpu.json").read_text())
     failed = {name: stage["reason"] for name, stage in report["stages"].items() if stage["result"] == "failed"}
     assert (done.returncode == 0) == (not failed), done.stderr
@@ -52,27 +52,28 @@ def test_stages_run_with_torch_and_transformers_alone(tmp_path):
     """On the CPU, in small: Python finds nothing else."""
     (tmp_path / "site").mkdir()
     (tmp_path / "site" / "sitecustomize.py").write_text(WITHOUT.format(others=set(OTHERS)))
-    stages = accept(tmp_path, ["device", "training", "memory"], "cpu", {"PYTHONPATH": str(tmp_path / "site")})
+    stages = accept(tmp_path, ["device", "training", "memory"], "cpu", PYTHONPATH=str(tmp_path / "site"))
     assert {stage["result"] for stage in stages.values()} == {"passed"}
     assert stages["device"]["found"]["losses of trees"] < 1e-4
 
 
-def test_the_first_stage_on_the_stand_in(tmp_path):
-    stages = accept(tmp_path, ["device"], "standin:1")
-    assert stages["device"]["found"]["answers that differ, greedy"] == 0
+def test_what_the_bundle_packs_stands_alone(tmp_path):
+    """It trains adapters in the default precision there, and says what is missing."""
+    copy_tree(tmp_path)
+    assert sum(file.stat().st_size for file in tmp_path.rglob("*")) < LIMIT / 4
+    script = tmp_path / SCRIPT.relative_to(ROOT)
+    stages = accept(tmp_path, ["lora", "server"], "cpu", script, PYTHONPATH="")
+    assert stages["lora"]["found"]["last loss"] > 0
+    if torch.cuda.device_count() < 2:
+        assert stages["server"]["result"] == "left out" and stages["server"]["reason"]
 
 
-def test_the_default_precision_with_adapters(tmp_path):
-    """And what shards on GPUs says so."""
-    stages = accept(tmp_path, ["lora", "zero3"], "cpu")
-    assert stages["lora"]["found"]["last loss"] > 0 and stages["zero3"]["result"] == "left out"
-
-
-def test_what_is_missing_is_said(tmp_path):
-    if torch.cuda.device_count() > 1:
-        pytest.skip("nothing is missing")
-    stages = accept(tmp_path, ["server"], "cpu")
-    assert stages["server"]["result"] == "left out" and stages["server"]["reason"]
+def test_what_a_stage_leaves_out(tmp_path, monkeypatch):
+    monkeypatch.setattr(acceptance, "HERE", tmp_path)
+    (tmp_path / "stages").mkdir()
+    (tmp_path / "stages" / "flex.py").write_text("""print('{"left out": "there is no GPU"}')""")
+    stage = acceptance.run_stage("flex", sys.executable, "cpu", True, 60.0)
+    assert (stage["result"], stage["reason"]) == ("left out", "there is no GPU")
 
 
 @pytest.mark.gpu

@@ -47,58 +47,30 @@ class Page(HTMLParser):
 
 
 def make_turn(number: int = 0, **kwargs) -> dict:
-    return {
-        "text": f"Thought: I try {number}.\nAction: act {number}",
-        "action": f"act {number}",
-        "next_observation": f"seen {number}",
-        "reward": 0.0,
-        **kwargs,
-    }
+    said = f"Thought: I try {number}.\nAction: act {number}"
+    turn = dict(text=said, action=f"act {number}", next_observation=f"seen {number}", reward=0.0)
+    return {**turn, **kwargs}
 
 
 def make_row(number: int = 0, step: int = 0, num_turns: int = 2, **kwargs) -> dict:
     row = {
-        "step": step,
-        "environment_steps": 10 * step,
-        "process": 0,
-        "episode": number,
-        "task": json.dumps({"number": number}),
-        "prompt": f"begin {number}",
-        "turns": [make_turn(i) for i in range(num_turns)],
-        "return": 1.0,
-        "success": True,
-        "terminated": True,
-        "truncated": False,
-        "failure": None,
+        **dict(step=step, environment_steps=10 * step, process=0, episode=number),
+        **dict(task=json.dumps({"number": number}), prompt=f"begin {number}"),
+        **{"turns": [make_turn(i) for i in range(num_turns)], "return": 1.0},
+        **dict(success=True, terminated=True, truncated=False, failure=None),
     }
     return {**row, **kwargs}
 
 
 def make_sample(number: int = 0, turn: int = 0, step: int = 4, **kwargs) -> dict:
     row = {
-        "step": step,
-        "environment_steps": 10 * step,
-        "process": 0,
-        "episode": number,
-        "turn": turn,
-        "task": json.dumps({"number": number}),
-        "observation": f"before {turn}",
-        "action": f"act {turn}",
-        "next_observation": f"seen {turn}",
-        "reward": 0.0,
-        "return": 1.0,
-        "critique": "Future: all ends well. Optimality: Yes",
-        "verdict": True,
-        "verdict_score": 1.5,
-        "target": "Future: a door closes. Optimality: No",
-        "target_verdict": False,
-        "attempt": "first idea",
-        "attempt_critique": "No, knock before",
-        "attempt_verdict": False,
-        "refined_action": "better idea",
-        "critic_loss": 0.25,
-        "policy_loss": math.nan,
-        "priority": 0.75,
+        **dict(step=step, environment_steps=10 * step, process=0, episode=number, turn=turn),
+        **dict(task=json.dumps({"number": number}), observation=f"before {turn}"),
+        **{"action": f"act {turn}", "next_observation": f"seen {turn}", "reward": 0.0, "return": 1.0},
+        **dict(critique="Future: all ends well. Optimality: Yes", verdict=True, verdict_score=1.5),
+        **dict(target="Future: a door closes. Optimality: No", target_verdict=False),
+        **dict(attempt="first idea", attempt_critique="No, knock before", attempt_verdict=False),
+        **dict(refined_action="better idea", critic_loss=0.25, policy_loss=math.nan, priority=0.75),
     }
     return {**row, **kwargs}
 

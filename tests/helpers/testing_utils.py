@@ -47,16 +47,11 @@ DESK, TASKS = make_tasks("service_desk", 0)
 def make_config(output_dir, **kwargs) -> NLACConfig:
     """Make a configuration with which the embedded model runs quickly on a CPU."""
     batch_size = kwargs.get("per_device_train_batch_size", 4) * int(os.environ.get("WORLD_SIZE", 1))
-    settings = dict(
-        save_strategy="no",
-        per_device_train_batch_size=4,
-        episodes_per_iteration=batch_size,
-        samples_per_iteration=batch_size * kwargs.get("gradient_accumulation_steps", 1),
-        min_p=0.0,
-        max_steps=2,
-        max_turns=4,
-        audit_samples=0,
-    )
+    settings = {
+        **dict(save_strategy="no", per_device_train_batch_size=4, episodes_per_iteration=batch_size),
+        "samples_per_iteration": batch_size * kwargs.get("gradient_accumulation_steps", 1),
+        **dict(min_p=0.0, max_steps=2, max_turns=4, audit_samples=0),
+    }
     return NLACConfig(**tiny_options(output_dir, **{**settings, **kwargs}))
 
 

@@ -33,17 +33,12 @@ ADAPTER_OPTIONS = "--enable-lora --max-loras 3 --max-lora-rank 8 --no-enable-chu
 
 
 def make_vllm_trainer(output_dir: Path, config: dict | None = None, **kwargs) -> NLACTrainer:
-    options = dict(
-        use_vllm=True,
-        max_steps=3,
-        learning_rate=1e-2 if kwargs.get("peft_config") else 5e-3,
-        target_update_rate=0.013,  # 0.1 for a gradient step
-        vllm_max_model_length=MAX_MODEL_LENGTH,
-        max_generation_batch_size=32,
-        logging_steps=1,
-        episodes_per_iteration=8,
-        per_device_train_batch_size=8,
-    )
+    options = {
+        **dict(use_vllm=True, vllm_max_model_length=MAX_MODEL_LENGTH, max_steps=3, logging_steps=1),
+        **dict(episodes_per_iteration=8, per_device_train_batch_size=8, max_generation_batch_size=32),
+        "learning_rate": 1e-2 if kwargs.get("peft_config") else 5e-3,
+        "target_update_rate": 0.013,  # 0.1 for a gradient step
+    }
     return make_trainer(output_dir, {**options, **(config or {})}, **kwargs)
 
 

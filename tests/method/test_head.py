@@ -6,12 +6,7 @@ import pytest
 import torch
 from peft import LoraConfig, get_peft_model
 from torch.utils._python_dispatch import TorchDispatchMode
-from transformers import (
-    AutoModelForCausalLM,
-    Gemma2Config,
-    LlamaConfig,
-    Qwen3Config,
-)
+from transformers import AutoModelForCausalLM, Gemma2Config, LlamaConfig, Qwen3Config
 
 from trl_nlac import NLACConfig
 from trl_nlac.method import head

@@ -43,11 +43,12 @@ def _sizes(
     }
 
 
+# "0.5b" has eight of its 24 layers, and "7b" four of 28.
 CONFIGS = {
     "tiny": LlamaConfig(**_sizes(4, 512, 128, 384, 4, 2, False)),
     "135m": LlamaConfig(**_sizes(30, 49152, 576, 1536, 9, 3, True)),
-    "0.5b": Qwen2Config(**_sizes(24, 151936, 896, 4864, 14, 2, True)),
-    "7b": Qwen2Config(**_sizes(4, 152064, 3584, 18944, 28, 4, False)),  # four layers of it
+    "0.5b": Qwen2Config(**_sizes(8, 151936, 896, 4864, 14, 2, True)),
+    "7b": Qwen2Config(**_sizes(4, 152064, 3584, 18944, 28, 4, False)),
 }
 ADAPTER = LoraConfig(r=16, target_modules="all-linear", task_type="CAUSAL_LM")
 

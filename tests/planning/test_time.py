@@ -46,16 +46,9 @@ def test_vllm_reads_an_episode_once(tmp_path, turns):
 @pytest.mark.parametrize("age", [0, 1, 3, 9, 500])
 def test_share_of_targets_that_are_written(tmp_path, age):
     """Against a simulated buffer of 200 transitions, of which each iteration replaces 8 and draws 64."""
-    config = make_config(
-        tmp_path,
-        target_max_age=age,
-        per_device_train_batch_size=8,
-        gradient_accumulation_steps=4,
-        samples_per_iteration=64,
-        replay_buffer_size=200,
-        episodes_per_iteration=2,
-        max_steps=10**6,
-    )
+    sizes = dict(per_device_train_batch_size=8, gradient_accumulation_steps=4, samples_per_iteration=64)
+    sizes |= dict(replay_buffer_size=200, episodes_per_iteration=2)
+    config = make_config(tmp_path, target_max_age=age, max_steps=10**6, **sizes)
     rng, written, shares = random.Random(0), {}, []
     for iteration in range(600):
         drawn = rng.sample(range(8 * iteration, 8 * iteration + 200), 64)

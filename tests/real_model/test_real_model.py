@@ -44,25 +44,13 @@ class Search:
 def make_trainer(
     folder, prompts=PROMPTS, model=None, peft_config=None, environment_factory=Search, **config
 ) -> NLACTrainer:
-    settings = dict(
-        output_dir=str(folder),
-        use_cpu=True,
-        bf16=False,
-        gradient_checkpointing=False,
-        report_to="none",
-        save_strategy="no",
-        logging_steps=1,
-        max_steps=1,
-        learning_rate=1e-4,
-        per_device_train_batch_size=2,
-        episodes_per_iteration=2,
-        samples_per_iteration=2,
-        max_turns=2,
-        max_completion_length=64,
-        min_p=0.1,
-        model_init_kwargs=FLOAT32,
-        examples="given",  # with "auto" this model is refused: it repeats the examples
-    )
+    settings = {
+        **dict(output_dir=str(folder), use_cpu=True, bf16=False, gradient_checkpointing=False, report_to="none"),
+        **dict(save_strategy="no", logging_steps=1, max_steps=1, learning_rate=1e-4, max_turns=2, min_p=0.1),
+        **dict(per_device_train_batch_size=2, episodes_per_iteration=2, samples_per_iteration=2),
+        **dict(max_completion_length=64, model_init_kwargs=FLOAT32),
+        "examples": "given",  # with "auto" this model is refused: it repeats the examples
+    }
     return NLACTrainer(
         model=model or MODEL,
         args=NLACConfig(**{**settings, **config}),

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-import wandb
 from datasets import Dataset
 from helpers.launch import run_program
 from helpers.records_utils import CONFIG, read
@@ -105,16 +104,19 @@ class TestEpisodes:
         (failed,) = rows[rows["failure"].notna()].to_dict("records")
         assert failed["failure"] == "reset: ConnectionError: no line" and failed["episode"] == -1
 
-    def test_trackio(self, tmp_path):
+    def test_trackers(self, tmp_path):
         """In a separate process, as trackio serves its dashboard from threads that stay."""
         script = f"""
+import wandb
 from helpers.testing_utils import TASKS, make_trainer
-config = dict({CONFIG}, log_completions=True, report_to="trackio", audit_samples=2)
+config = dict({CONFIG}, log_completions=True, report_to=["trackio", "wandb"], audit_samples=2)
 trainer = make_trainer({str(tmp_path / "run")!r}, config)
 trainer.train_dataset = TASKS.select([0, 0, 1, 1])
 trainer.train()
+wandb.finish()
 """
-        run_program("-c", script, TRACKIO_DIR=str(tmp_path / "trackio"))
+        folders = {"TRACKIO_DIR": str(tmp_path / "trackio"), "WANDB_DIR": str(tmp_path)}
+        run_program("-c", script, WANDB_MODE="offline", **folders)
         with sqlite3.connect(tmp_path / "trackio" / "huggingface.db") as database:
             found = database.execute("SELECT messages, metadata FROM traces WHERE key = 'episodes'").fetchall()
             logged = [json.loads(text) for (text,) in database.execute("SELECT metrics FROM metrics")]
@@ -127,17 +129,12 @@ trainer.train()
             assert [message["role"] for message in messages[:2]] == ["user", "assistant"]
             assert messages[1]["content"].startswith("route") and row["success"] == (row["return"] >= 1)
 
-    def test_wandb(self, tmp_path, monkeypatch):
-        monkeypatch.setenv("WANDB_MODE", "offline")
-        monkeypatch.setenv("WANDB_DIR", str(tmp_path))
-        make_trainer(
-            tmp_path / "run", {**CONFIG, "log_completions": True, "report_to": "wandb", "audit_samples": 2}
-        ).train()
-        wandb.finish()
-        tables = [json.loads(path.read_text()) for path in tmp_path.rglob("completions_*.table.json")]
+        tables, samples = (
+            [json.loads(path.read_text()) for path in tmp_path.rglob(f"{name}_*.table.json")]
+            for name in ("completions", "sample")
+        )
         assert sorted(row[0] for table in tables for row in table["data"]) == [2] * 4 + [4] * 4
         assert all(table["columns"] == ["step", "prompt", "completion", "return"] for table in tables)
-        samples = [json.loads(path.read_text()) for path in tmp_path.rglob("sample_*.table.json")]
         assert sorted(table["data"][0][0] for table in samples) == [0, 2]
         assert all(table["columns"] == ["step", *SAMPLE_TEXTS] and len(table["data"]) == 1 for table in samples)
         assert all("Optimality:" in table["data"][0][4] for table in samples)  # the critique

@@ -22,39 +22,46 @@ def hub(tmp_path_factory):
     home = tmp_path_factory.mktemp("hub")
     with HubServer() as server:
         script = f"""
+import json
 from helpers.testing_utils import TASKS, make_trainer
+from huggingface_hub import list_repo_files
+from trl_nlac import NLACAgent
 config = dict(max_steps=2, max_turns=2, logging_steps=1, log_completions=True)
 config |= dict(hub_model_id="me/agent", push_to_hub=True, save_strategy="steps", save_steps=2, audit_samples=2)
 config |= dict(eval_strategy="steps", eval_steps=1, hub_private_repo=True, num_eval_episodes=2)
 trainer = make_trainer({str(home / "run")!r}, config, eval_dataset=TASKS)
 trainer.train()
+print("uploaded:", *list_repo_files("me/agent"))
 trainer.push_to_hub(dataset_name="me/tasks")
 print(trainer.push_replay_to_hub("replay", private=True))
-config |= dict(hub_model_id="me/underway", eval_strategy="no")
-make_trainer({str(home / "other")!r}, config, eval_dataset=TASKS).train()
 trainer.replay = type(trainer.replay)(10)
 try:
     trainer.push_replay_to_hub("me/nothing")
 except ValueError as error:
     print(error)
+agent = NLACAgent.from_pretrained("me/agent", temperature=0.0)
+turn = agent.act([{{"role": "user", "content": "situ 2"}}])
+options = [agent.options.max_turns, agent.options.action_format, agent.options.temperature]
+print(json.dumps([turn.action, *options, agent.roles.prompts.critique]))
 """
         server.printed = run_program("-c", script, **server.variables(home))
         yield server
 
 
+FILES = {"model.safetensors", "tokenizer.json", "nlac_prompts.json", "nlac_roles.json", "README.md"}
+
+
 class TestPush:
     def test_model(self, hub):
         files = hub.files["models/me/agent"]
-        assert {"model.safetensors", "tokenizer.json", "nlac_prompts.json", "nlac_roles.json", "README.md"} <= set(
-            files
-        )
+        assert FILES <= files.keys()
         assert not any(name.startswith(("_", "checkpoint")) for name in files), sorted(files)
         assert hub.private["models/me/agent"]
         assert hub.unknown == []
 
     def test_what_a_run_uploads_while_it_trains(self, hub):
-        files = set(hub.files["models/me/underway"])
-        assert {"model.safetensors", "tokenizer.json", "nlac_prompts.json", "nlac_roles.json", "README.md"} <= files
+        (line,) = [line for line in hub.printed.splitlines() if line.startswith("uploaded:")]
+        assert set(line.split()) >= FILES
 
     def test_card(self, hub):
         card = ModelCard(hub.files["models/me/agent"]["README.md"].decode())
@@ -87,16 +94,8 @@ class TestPush:
         assert "The replay buffer is empty: there is nothing to upload to 'me/nothing'." in hub.printed
 
 
-def test_agent_from_the_hub(hub, tmp_path):
-    script = """
-import json
-from trl_nlac import NLACAgent
-agent = NLACAgent.from_pretrained("me/agent", temperature=0.0)
-turn = agent.act([{"role": "user", "content": "situ 2"}])
-options = [agent.options.max_turns, agent.options.action_format, agent.options.temperature]
-print(json.dumps([turn.action, *options, agent.roles.prompts.critique]))
-"""
-    action, *restored = json.loads(run_program("-c", script, **hub.variables(tmp_path)).splitlines()[-1])
+def test_agent_from_the_hub(hub):
+    action, *restored = json.loads(hub.printed.splitlines()[-1])
     assert action.startswith("route ") and restored == [2, "text", 0.0, COMPACT_PROMPTS.critique]
 
 
@@ -114,18 +113,14 @@ def test_evaluations_on_named_datasets(tmp_path, capsys):
     assert "easy, last evaluation" in printed and "very_hard, first evaluation" in printed
 
 
-def test_evaluations_in_which_nothing_was_played(tmp_path):
-    trainer = make_trainer(tmp_path)
-    trainer.state.log_history = [{"step": 1, "eval_environment/failure_rate": 1.0, "eval_environment/steps": 4}]
-    trainer.create_model_card()
-    assert "Not evaluated during training." in ModelCard.load(tmp_path / "README.md").text
-
-
 def test_card_of_a_local_run_without_evaluation(tmp_path):
+    """Or with one in which nothing was played."""
     trainer = make_trainer(tmp_path)
-    trainer.create_model_card(tags="my-tag")
-    card = ModelCard.load(tmp_path / "README.md")
-    assert "my-tag" in card.data.tags and "Not evaluated during training." in card.text and "None" not in card.text
+    for history in ([], [{"step": 1, "eval_environment/failure_rate": 1.0, "eval_environment/steps": 4}]):
+        trainer.state.log_history = history
+        trainer.create_model_card(tags="my-tag")
+        card = ModelCard.load(tmp_path / "README.md")
+        assert "my-tag" in card.data.tags and "Not evaluated during training." in card.text and "None" not in card.text
 
 
 def test_the_card_links_the_trackers_as_trl_does(tmp_path, monkeypatch):

@@ -53,16 +53,7 @@ def write_run(run: Path, text: str) -> Path:
     write_episodes(run, [make_row(0, turns=[judged], **row)], kind="eval", **columns)
     failed = {"success": False, "failure": f"step: {text}", "return": 0.0}
     write_episodes(run, [make_row(0, turns=[make_turn(**texts)], **row), make_row(1, **row, **failed)], **columns)
-    said = (
-        "observation",
-        "action",
-        "next_observation",
-        "critique",
-        "target",
-        "attempt",
-        "attempt_critique",
-        "refined_action",
-    )
+    said = "observation action next_observation critique target attempt attempt_critique refined_action".split()
     write_audit(run, [make_sample(number, task=text, **dict.fromkeys(said, text)) for number in (0, 5)])
     (run / "README.md").write_text(f"---\nbase_model: {json.dumps(text)}\n---\n", encoding="utf-8")
     settings = {"model": text, "chosen": {text: text}, "others": {text: [text]}}

@@ -9,14 +9,7 @@ import pytest
 import torch
 from accelerate import PartialState
 from datasets import Dataset
-from helpers.testing_utils import (
-    RecordingTrainer,
-    assert_same,
-    make_tokenizer,
-    make_trained,
-    make_trainer,
-    weights,
-)
+from helpers.testing_utils import RecordingTrainer, assert_same, make_tokenizer, make_trained, make_trainer, weights
 from transformers import AutoModelForCausalLM, TrainerCallback
 
 from trl_nlac import NLACTrainer

@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 
+from functools import partial
+
 import pytest
 import torch
 from accelerate import PartialState
-from helpers.testing_utils import assert_same, make_config, make_trained, make_trainer, weights
+from helpers.testing_utils import Answering, assert_same, make_config, make_trained, make_trainer, weights
 from peft import (
     LoraConfig,
     PeftConfig,
@@ -33,7 +35,7 @@ from trl import ModelConfig
 
 from benchmarks.tiny_engine import load_tiny_engine
 from trl_nlac import NLACAgent
-from trl_nlac.environments import StepResult, TextEnvironment
+from trl_nlac.environments import StepResult
 from trl_nlac.environments.embedded import TINY_MODEL
 from trl_nlac.episodes.rollout import play_episodes
 from trl_nlac.generation.joint import TensorParallelGenerator
@@ -121,13 +123,6 @@ def test_prompts_fit_into_the_context(tmp_path, caplog):
 
 @pytest.mark.parametrize("is_shared", [False, True])
 def test_prompts_fit_into_the_context_of_an_engine(tmp_path, monkeypatch, caplog, is_shared):
-    class Talks(TextEnvironment):
-        def reset(self):
-            return "baku 2"
-
-        def step(self, action):
-            return StepResult("word word word")
-
     def load(*args, **kwargs):
         generator = load_tiny_engine(*args, **kwargs)
         generator.engine.max_model_length = 96
@@ -135,7 +130,8 @@ def test_prompts_fit_into_the_context_of_an_engine(tmp_path, monkeypatch, caplog
 
     monkeypatch.setattr(build, "load_generator", load)
     config = {"use_vllm": True, "max_prompt_length": None, "max_completion_length": 16, "max_turns": 8}
-    trainer = make_trainer(tmp_path, config, environment_factory=Talks, train_dataset=None)
+    talks = partial(Answering, StepResult("word word word"), "baku 2")
+    trainer = make_trainer(tmp_path, config, environment_factory=talks, train_dataset=None)
     assert trainer.roles.options.max_prompt_length == 80 and "`--max-model-len`" in caplog.text
     if not is_shared:  # several processes would play
         with trainer.roles.generator.session(trainer.model):
@@ -143,7 +139,7 @@ def test_prompts_fit_into_the_context_of_an_engine(tmp_path, monkeypatch, caplog
         lengths = [turn.prompt_end - turn.prompt_start for turn in episode.turns]
         assert len(lengths) == 8 and max(lengths) <= 80 and all(turn.action_length for turn in episode.turns)
     with pytest.raises(ValueError, match="leaves no room for a prompt in the context of 96 tokens"):
-        make_trainer(tmp_path, {**config, "max_completion_length": 96}, environment_factory=Talks, train_dataset=None)
+        make_trainer(tmp_path, {**config, "max_completion_length": 96}, environment_factory=talks, train_dataset=None)
 
 
 @pytest.mark.parametrize("modules_to_save", [None, ["norm"]])

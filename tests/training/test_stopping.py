@@ -29,16 +29,9 @@ from trl_nlac.training.stopping import StopSignals, closing_on_sigterm
 SCRIPT = Path(signal_runs.__file__)
 OPTIONS = tiny_options(
     "run",
-    max_steps=4,
-    per_device_train_batch_size=2,
-    episodes_per_iteration=2,
-    samples_per_iteration=2,
-    max_completion_length=16,
-    max_turns=2,
-    logging_steps=1,
-    save_strategy="no",
-    model_name_or_path=TINY_MODEL,
-    environment_factory=f"{SCRIPT}:GatedDesk",
+    **dict(max_steps=4, per_device_train_batch_size=2, episodes_per_iteration=2, samples_per_iteration=2),
+    **dict(max_completion_length=16, max_turns=2, logging_steps=1, save_strategy="no"),
+    **dict(model_name_or_path=TINY_MODEL, environment_factory=f"{SCRIPT}:GatedDesk"),
     environment_kwargs=json.dumps({"folder": "."}),
 )
 
@@ -60,9 +53,9 @@ class Runs:
         self.server.stdin.flush()
         return json.loads(self.server.stdout.readline())
 
-    def command(self, folder: Path, **options) -> list[int]:
-        words = [f"--{name}={value}" for name, value in {**OPTIONS, **options}.items()]
-        return self.start(folder, words=["train", *words])
+    def command(self, folder: Path, options: dict | None = None, **job) -> list[int]:
+        words = [f"--{name}={value}" for name, value in {**OPTIONS, **(options or {})}.items()]
+        return self.start(folder, words=["train", *words], **job)
 
     def end(self) -> list[int]:
         return json.loads(self.server.stdout.readline())
@@ -158,11 +151,13 @@ def test_processes_stop_at_the_same_step(runs, tmp_path):
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
         free.close()
-        processes = runs.start(run, options={"max_steps": 4}, world_size=2, port=port)
+        processes = runs.command(run, {"per_device_train_batch_size": 1}, world_size=2, port=port)
         wait_for(run / "reached")
         os.kill(processes[1], signal.SIGTERM)
     assert runs.end() == [143, 143]
     assert sorted(path.name for path in run.glob("run/checkpoint-2/nlac/*")) == ["rank_00000", "rank_00001"]
+    assert len(list(run.glob("run/_audit/audit_00001_*"))) == 2
+    assert (run / "output").read_text().count("Stopped at step 2 of 4") == 1  # one process says it
     assert_no_process_is_left(run)
 
 

@@ -12,22 +12,14 @@ def run(device: torch.device, small: bool) -> dict:
     from helpers.testing_utils import TASKS, make_trainer
 
     with tempfile.TemporaryDirectory() as folder:
-        config = dict(
-            use_cpu=device.type == "cpu",
-            max_steps=4 if small else 140,
-            logging_steps=4 if small else 20,
-            lr_scheduler_type="constant",
-            adam_beta2=0.95,
-            per_device_train_batch_size=32,
-            samples_per_iteration=128,
-            episodes_per_iteration=4,
-            max_generation_batch_size=512,
-            max_completion_length=48,
-            max_turns=2,
-            role_sampling={"successor": {"temperature": 0.5}, "backup": {"temperature": 0.0}},
-            target_update_rate=0.0016,
-            num_eval_episodes=2 if small else 48,
-        )
+        config = {
+            **dict(use_cpu=device.type == "cpu", max_turns=2, max_completion_length=48),
+            **dict(max_steps=4 if small else 140, logging_steps=4 if small else 20),
+            **dict(lr_scheduler_type="constant", adam_beta2=0.95, target_update_rate=0.0016),
+            **dict(per_device_train_batch_size=32, samples_per_iteration=128, episodes_per_iteration=4),
+            **dict(max_generation_batch_size=512, num_eval_episodes=2 if small else 48),
+            "role_sampling": {"successor": {"temperature": 0.5}, "backup": {"temperature": 0.0}},
+        }
         trainer = make_trainer(folder, config, eval_dataset=TASKS)
         assert trainer.model.device.type == device.type
         trainer.train()

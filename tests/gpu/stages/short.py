@@ -25,18 +25,11 @@ def run(device: torch.device, small: bool, kind: str) -> dict:
 
         lora = {"peft_config": LoraConfig(r=8, target_modules="all-linear")}
     with tempfile.TemporaryDirectory() as folder:
-        config = dict(
-            use_cpu=device.type == "cpu",
-            bf16=True,
-            gradient_checkpointing=True,
-            max_steps=2 if small else 6,
-            logging_steps=1,
-            per_device_train_batch_size=8,
-            episodes_per_iteration=8,
-            target_update_rate=0.1,
-            max_turns=2,
-            max_completion_length=48,
-        )
+        config = {
+            **dict(use_cpu=device.type == "cpu", bf16=True, gradient_checkpointing=True, target_update_rate=0.1),
+            **dict(max_steps=2 if small else 6, logging_steps=1, max_turns=2, max_completion_length=48),
+            **dict(per_device_train_batch_size=8, episodes_per_iteration=8),
+        }
         trainer = make_trainer(folder, config, **lora)
         start = time.perf_counter()
         trainer.train()
