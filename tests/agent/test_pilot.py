@@ -119,27 +119,25 @@ class TestVerdicts:
 class TestFailures:
     TASKS = [{"number": i} for i in range(12)]
 
-    def environment(self, side: int, fails: set[int]):
-        """Make an environment that fails at some tasks on one side: without the guard (0) or with it (1)."""
+    def environment(self, *sides: int):
+        """Make an environment that fails at four tasks on some sides: without the guard (0), with it (1)."""
         played = Counter()
 
         class Fails:
             def reset(self, number):
-                self.fails = played[number] == side and number in fails
+                self.fails = number < 4 and played[number] in sides
                 played[number] += 1
                 return "begin"
 
             def step(self, action):
-                if self.fails:
-                    raise ConnectionError("no line")
-                return judge(action)
+                return StepResult("done", reward="none") if self.fails else judge(action)
 
         return Fails
 
     def test_a_failed_episode_is_counted_against_the_intervention(self, tmp_path):
-        clean = play(tmp_path, PRAISES, self.environment(0, set()), self.TASKS)
+        clean = play(tmp_path, PRAISES, self.environment(), self.TASKS)
         for side in range(2):
-            pilot = play(tmp_path, PRAISES, self.environment(side, {0, 1, 2, 3}), self.TASKS)
+            pilot = play(tmp_path, PRAISES, self.environment(side), self.TASKS)
             assert (pilot.plain.failed, pilot.guarded.failed) in ((4, 0), (0, 4)) and pilot.num_tasks == 12
             assert pilot.gained == 0 < pilot.lost <= 4 and "4 episodes failed" in pilot.reason
         assert (clean.gained, clean.lost, clean.plain.failed) == (0, 0, 0) and "failed" not in clean.reason
@@ -147,20 +145,12 @@ class TestFailures:
         assert clean.plain.successes == clean.guarded.successes > 0
 
     def test_those_that_fail_on_both_sides_change_nothing(self, tmp_path):
-        class Fails:
-            def reset(self, number):
-                self.number = number
-                return "begin"
-
-            def step(self, action):
-                return judge(action) if self.number else StepResult("done", reward="none")
-
-        pilot = play(tmp_path, PRAISES, Fails, [{"number": i % 3} for i in range(12)])
+        pilot = play(tmp_path, PRAISES, self.environment(0, 1), self.TASKS)
         assert (pilot.plain.failed, pilot.guarded.failed, pilot.gained, pilot.lost) == (4, 4, 0, 0)
 
     def test_nothing_could_be_played(self, tmp_path):
         with pytest.raises(ValueError, match="not one of 2 episodes could be played"):
-            play(tmp_path, HELPS, lambda: Answering(lambda action: StepResult("done", reward="none")), [{}] * 2)
+            play(tmp_path, HELPS, self.environment(0, 1), self.TASKS[:2])
 
 
 class TestIntervals:

@@ -480,12 +480,10 @@ def test_options_that_are_none(folder, capsys, words, message):
 
 
 def test_a_file_with_the_name_of_a_module_is_refused(folder, capsys):
-    shutil.copy(folder / "guess.py", folder / "math.py")
-    try:
-        with pytest.raises(CommandError, match="there is a module 'math' already"):
-            load_object("math.py:GuessTheNumber")
-    finally:
-        (folder / "math.py").unlink()
+    (folder / "found").mkdir()
+    shutil.copy(folder / "guess.py", folder / "found" / "math.py")
+    with pytest.raises(CommandError, match="there is a module 'math' already"):
+        load_object("found/math.py:GuessTheNumber")
     assert sys.modules["math"] is math
 
 

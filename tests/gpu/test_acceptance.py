@@ -47,12 +47,24 @@ def accept(tmp_path: Path, stages: list[str], device: str, script: Path = SCRIPT
     return report["stages"]
 
 
-@pytest.mark.slow
-def test_stages_run_with_torch_and_transformers_alone(tmp_path):
-    """On the CPU, in small: Python finds nothing else."""
+@pytest.fixture
+def alone(tmp_path) -> str:
+    """A folder for `PYTHONPATH`: Python finds torch and transformers, and none of `OTHERS`."""
     (tmp_path / "site").mkdir()
     (tmp_path / "site" / "sitecustomize.py").write_text(WITHOUT.format(others=set(OTHERS)))
-    stages = accept(tmp_path, ["device", "training", "memory"], "cpu", PYTHONPATH=str(tmp_path / "site"))
+    return str(tmp_path / "site")
+
+
+def test_the_first_stages_import_torch_and_transformers_alone(alone):
+    path = os.pathsep.join([alone, str(SCRIPT.parent / "stages"), str(ROOT)])
+    program = [sys.executable, "-c", "import device, training, memory"]
+    subprocess.run(program, check=True, env={**os.environ, "PYTHONPATH": path})
+
+
+@pytest.mark.slow
+def test_stages_run_with_torch_and_transformers_alone(tmp_path, alone):
+    """On the CPU, in small."""
+    stages = accept(tmp_path, ["device", "training", "memory"], "cpu", PYTHONPATH=alone)
     assert {stage["result"] for stage in stages.values()} == {"passed"}
     assert stages["device"]["found"]["losses of trees"] < 1e-4
 

@@ -121,8 +121,8 @@ class AuditTrail:
             del row["completions"]
         self._rows += rows
         told = [row for row in rows if row.get("refined_action") and row.get("critique") and row.get("target")]
-        told.sort(key=lambda row: row["refined_action"] != row["attempt"])  # a rewritten action says most
-        self.newest = told[-1] if told else self.newest
+        # A rewritten action says most.
+        self.newest = max(reversed(told), key=lambda row: row["refined_action"] != row["attempt"], default=self.newest)
         self._open.clear()
 
     def write(self, step: int) -> None:

@@ -51,14 +51,13 @@ class ConsoleCallback(TrainerCallback):
         if not state.is_world_process_zero:
             return
         now, (start, first) = time.monotonic(), self._began
-        is_of_training = "loss" in logs
-        if is_of_training:
-            self._seen |= logs
+        if "loss" in logs:
+            logs = self._seen = {**self._seen, **logs}
         left = (now - start) / max(1, state.global_step - first) * (state.max_steps - state.global_step)
-        for line in lines_of_log(self._seen if is_of_training else logs, state.global_step, state.max_steps, left):
+        for line in lines_of_log(logs, state.global_step, state.max_steps, left):
             say(line)
         with tqdm.external_write_mode():
-            is_due = is_of_training and now - self._showed >= SECONDS_BETWEEN_SAMPLES
+            is_due = "loss" in logs and now - self._showed >= SECONDS_BETWEEN_SAMPLES
             if is_due and (row := self.take_row()) is not None:
                 from .sample_panel import sample_panel  # what is shown once in a while is loaded then
 
