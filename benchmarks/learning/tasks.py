@@ -17,12 +17,7 @@ from benchmarks.tiny_models.guess_the_number_dialogues import MAX_ACTIONS
 from benchmarks.tiny_models.samples import GUESS_THE_NUMBER_PROMPTS, make_role_samples
 from trl_nlac import NLACPrompts
 from trl_nlac.environments import ServiceDesk, ServiceDeskEnvironment, StepResult, TextEnvironment
-from trl_nlac.environments.embedded import (
-    COMPACT_PROMPTS,
-    TINY_MODEL,
-    make_environment,
-    make_tasks,
-)
+from trl_nlac.environments.embedded import COMPACT_PROMPTS, TINY_MODEL, make_environment, make_tasks
 from trl_nlac.environments.embedded.names import CUSTOMERS, HELD_OUT_CUSTOMERS
 from trl_nlac.environments.embedded.service_desk import format_call
 
@@ -83,11 +78,7 @@ class LearningTask:
     @property
     def trainer_arguments(self) -> dict[str, Any]:
         """Arguments of an NLAC trainer, without the model and its adapter."""
-        return {
-            "train_dataset": self.rows,
-            "environment_factory": self.environment_factory,
-            "prompts": self.prompts,
-        }
+        return {"train_dataset": self.rows, "environment_factory": self.environment_factory, "prompts": self.prompts}
 
 
 def service_desk(variant: str, seed: int) -> LearningTask:

@@ -150,11 +150,7 @@ def run_cell(cell: str) -> dict[str, float]:
         every = [transition for episode in episodes for transition in episode.transitions]
         measure(trainer, roles, every[:1])  # warm up
         run = measure(trainer, roles, random.Random(1).sample(every, NUM_TRANSITIONS))
-    return {
-        "backend": backend,
-        "prefix_cache": reuses_prefixes == "True",
-        **run,
-    }
+    return {"backend": backend, "prefix_cache": reuses_prefixes == "True", **run}
 
 
 @torch.no_grad()

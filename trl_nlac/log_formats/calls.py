@@ -83,10 +83,7 @@ def add_conversations(calls: Iterable[ModelCall], found: LoggedConversations) ->
             ends = [ends[i] for i in range(len(ends)) if i not in repeated]
             rewritten = "another conversation of the same run: its history was rewritten (sub-agent, compaction)"
             found.notes += Counter(  # without those of which there are none
-                {
-                    "a request that the same run repeats, with the same answer": len(repeated),
-                    rewritten: len(ends) - 1,
-                }
+                {"a request that the same run repeats, with the same answer": len(repeated), rewritten: len(ends) - 1}
             )
         of_group = outcomes[group]
         if len(of_group) > 1 and len(ends) > 1:
