@@ -344,6 +344,9 @@ class TestErrors:
             (["play", "no/where/at/all"], "no/where/at/all: there is no such folder."),
             (["report", "nowhere"], "nowhere, and there is no such folder."),
             (["buffer", "stats", "nowhere"], "there is no folder nowhere."),
+            (["serve", TINY_MODEL, "--refine", "-1"], "--refine must be from 0 to 64, got -1."),
+            (["evaluate", TINY_MODEL, "--max_tasks", "0"], "--max_tasks must be at least 1, got 0."),
+            (["evaluate", TINY_MODEL, *GUESS, "--option", "foo=1"], "`foo` is not an option"),
             (
                 ["buffer", "import", "tasks.jsonl", "--model", "nowhere", "--check"],
                 "--model nowhere: there is no such folder, and the Hub cannot be asked for a model of this name "
@@ -356,10 +359,10 @@ class TestErrors:
             ),
         ],
     )
-    def test_what_is_missing_is_called_missing(self, folder, capsys, words, message):
+    def test_what_is_missing_or_out_of_range_is_named(self, folder, capsys, words, message):
         assert main(words) == 2
         (line,) = capsys.readouterr().err.splitlines()
-        assert line.endswith(message) or message in line
+        assert message in line
 
 
 @pytest.mark.parametrize(
@@ -464,19 +467,6 @@ def test_options_of_an_evaluation(folder, capsys, monkeypatch):
     assert "that is all" in capsys.readouterr().err
     assert asked.pop("rows") == [{"number": 3}] and asked.pop("numbers") == (2, 3)
     assert asked == {"refine": 4, "num_candidates": 5, "seed": 6, "rewards": "rewards"}
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["serve", TINY_MODEL, "--refine", "-1"], "--refine must be from 0 to 64, got -1."),
-        (["evaluate", TINY_MODEL, "--max_tasks", "0"], "--max_tasks must be at least 1, got 0."),
-        (["evaluate", TINY_MODEL, *GUESS, "--option", "foo=1"], "`foo` is not an option"),
-    ],
-)
-def test_options_that_are_none(folder, capsys, words, message):
-    assert main(words) == 2
-    assert message in capsys.readouterr().err
 
 
 def test_a_file_with_the_name_of_a_module_is_refused(folder, capsys):
