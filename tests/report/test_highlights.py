@@ -37,7 +37,7 @@ def test_the_most_confident_mistake_of_the_critic(tmp_path):
     write_audit(tmp_path, samples)
     highlight, episode = highlights(tmp_path)["The critic was wrong"]
     assert episode["number"] == 1 and highlight.sample == 0
-    assert "“Yes”, with a probability of a “Yes” of 0.90" in highlight.why and "says “No”" in highlight.why
+    assert "“Yes”, with a probability of 0.90" in highlight.why and "says “No”" in highlight.why
 
 
 def test_a_mistake_in_an_evaluation(tmp_path):

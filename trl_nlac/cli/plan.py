@@ -6,6 +6,7 @@ import argparse
 import json
 import re
 import shlex
+from datetime import timedelta
 
 from accelerate.commands.config.config_args import load_config_from_file
 from rich.console import Console
@@ -59,7 +60,7 @@ def run(words: list[str]) -> None:
     show(plan)
     found = ({}, plan) if plan.fits else plan.fitting
     if found is None:
-        print("No change of these options, and no two together, fit. Take a smaller model, adapters or more memory.")
+        print("No change of these options, and no two together, fit. Take adapters (--use_peft True), a smaller model or more memory.")
         return
     changes, fitting = found
     if changes:
@@ -260,7 +261,7 @@ def show(plan: Plan) -> None:
     )
     console.print(_time_table(plan))
     unknown = "unknown: give --max_steps, or --num_tasks"
-    print(f"The whole run, in hours: {unknown if plan.hours is None else f'{plan.hours:,.1f}'}.")
+    print(f"The whole run: {unknown if plan.hours is None else timedelta(seconds=round(3600 * plan.hours))}.")
     print("Assumed:", *(f"  {text}" for text in plan.assumed), sep="\n")
 
 

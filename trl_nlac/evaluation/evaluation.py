@@ -68,15 +68,14 @@ def evaluate_policy(
     episodes = play_episodes(environments, [tasks[number] for number in numbers], roles, act, rewards)
     if once_played is not None:
         once_played()
-    means: dict[str, float] = {}
     played = {i: episode for i, episode in enumerate(episodes) if is_played(episode)}
     turns = [(i, t) for i, episode in played.items() for t in range(len(episode.turns))]
     random.Random(seed).shuffle(turns)
     turns = turns[:num_critiques]
     judged = judge_actions(roles, [Transition(episodes[i], t).state_action for i, t in turns])
     judgements = {turn: judgement for turn, judgement in zip(turns, judged, strict=True) if judgement is not None}
-    if environments.oracle is not None and num_critiques:
-        means = examine_critic(environments, roles, num_critiques, seed)
+    has_oracle = environments.oracle is not None and num_critiques
+    means = examine_critic(environments, roles, num_critiques, seed) if has_oracle else {}
     return Evaluation(
         means=means,
         outcomes=[(numbers[i], float(episode.score >= threshold)) for i, episode in played.items()],

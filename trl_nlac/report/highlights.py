@@ -148,4 +148,5 @@ def _said(judged: dict[str, Any]) -> str:
     word = "Yes" if judged["verdict"] else "No"
     if "verdict_score" not in judged:
         return f"It said “{word}”"
-    return f"It said “{word}”, with a probability of a “Yes” of {probability(judged['verdict_score']):.2f}"
+    yes = probability(judged["verdict_score"])
+    return f"It said “{word}”, with a probability of {yes if judged['verdict'] else 1 - yes:.2f}"
