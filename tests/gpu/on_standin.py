@@ -29,7 +29,7 @@ LORA = LoraConfig(r=4, target_modules="all-linear", task_type="CAUSAL_LM")
 def dense_flex_attention(module, query, key, value, block_mask, scaling=None, **kwargs):
     """What FlexAttention computes, from the rule of the mask, which must be on the device of the queries."""
     number = torch.arange(query.shape[2], device=query.device)
-    assert len(number) >= 256 and len(number) % 128 == 0
+    assert query.shape[2] >= 256 and query.shape[2] % 128 == 0
     sees = block_mask.mask_mod(0, 0, number[:, None], number[None])
     assert {t.device for t in (block_mask.kv_indices, block_mask.kv_num_blocks, sees)} == {query.device}
     groups = query.shape[1] // key.shape[1]

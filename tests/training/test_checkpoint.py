@@ -60,7 +60,7 @@ class TestCheckpoint:
         assert whole.num_environment_steps == resumed.num_environment_steps
         assert whole.target_weights.num_updates == resumed.target_weights.num_updates
         kept = targets_of(whole.replay)
-        assert kept == targets_of(resumed.replay) and any(kept) == bool(whole.args.target_max_age)
+        assert kept == targets_of(resumed.replay) and any(kept) == (whole.args.target_max_age != 0)
 
     def test_what_monitors_counted_and_the_replay_left_out(self, tmp_path, caplog):
         class Before(TrainerCallback):

@@ -68,8 +68,7 @@ def first_success(args: NLACConfig, turns: int, num_iterations: int) -> int | No
 
 def test_the_default(tmp_path):
     args = NLACConfig(str(tmp_path), use_cpu=True, bf16=False)
-    since = first_success(args, args.max_turns, num_iterations=300)
-    assert since is not None and since < 150
+    assert first_success(args, args.max_turns, num_iterations=150) is not None
 
 
 @pytest.mark.parametrize(("num_iterations", "age"), [(0, 1), (10, 1), (79, 3), (160, 8), (10_000, 8)])
@@ -87,5 +86,4 @@ def test_recipes(recipe, tmp_path):
     own = {name: value for name, value in options.items() if name in NLACConfig.__dataclass_fields__}
     args = planned(PROCESSES[recipe])(**{**own, "output_dir": str(tmp_path)})
     num_iterations = args.max_steps // args.updates_per_iteration
-    since = first_success(args, args.max_turns, num_iterations)
-    assert since is not None and since < num_iterations / 3
+    assert first_success(args, args.max_turns, num_iterations // 3) is not None

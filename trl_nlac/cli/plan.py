@@ -60,7 +60,7 @@ def run(words: list[str]) -> None:
     show(plan)
     found = ({}, plan) if plan.fits else plan.fitting
     if found is None:
-        print("No change of these options, and no two together, fit. Take adapters (--use_peft True), a smaller model or more memory.")
+        print("No change of these, and no two, fit. Take adapters (--use_peft True), a smaller model or more memory.")
         return
     changes, fitting = found
     if changes:

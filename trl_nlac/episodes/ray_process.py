@@ -36,8 +36,9 @@ class RayEnvironment(RemoteEnvironment):
 
     def __init__(self, make: Callable[[], TextEnvironment]):
         super().__init__()
-        # It reserves no processor: actors that found none free would wait, and count as hanging.
-        actor = _Host.options(num_cpus=0, scheduling_strategy="SPREAD")
+        # It reserves hardly any processor: actors that found none free would wait, and count as hanging. With none
+        # they would not be spread.
+        actor = _Host.options(num_cpus=0.001, scheduling_strategy="SPREAD")
         self._actor = actor.remote(cloudpickle.dumps(make))
 
     def _ask_host(self, request: bytes) -> bytes:
