@@ -76,7 +76,7 @@ BUDGETS = {
     RELAY_PIECES: 800,
 }
 BUDGET_FACTORS = {
-    **dict.fromkeys(("grpo", "rft", *UNANCHORED, *SLOW, *SELF_DISTILLATIONS), 5),
+    **dict.fromkeys(("grpo", "rft", *UNANCHORED, *SLOW), 5),
     **dict.fromkeys(LONG, 20),
 }
 NUM_EVALUATIONS = 16

@@ -72,7 +72,7 @@ def test_handbooks_have_the_rules_of_other_desks_than_those_of_evaluation():
 def test_self_distillation_learns_from_refusals(tmp_path):
     task = small_task("service_desk_told", 100)
     settings = default_settings(task, "self_distillation")
-    curve = nlac.train(task, acting_config(task, str(tmp_path), 0), 600, 600, **settings)
+    curve = nlac.train(task, acting_config(task, str(tmp_path), 0), 200, 200, **settings)
     assert curve.points[0]["episode/success_rate"] <= 0.05
     assert curve.points[-1]["episode/success_rate"] >= 0.3
 

@@ -23,9 +23,10 @@ IMAGE = DOCS / "images" / "learning.png"
 # Pages, and the tables between their marks: methods of `Tables`.
 PAGES = {
     Path("README.md"): ("front",),
-    DOCS / "results.md": ("screen", "default"),
+    DOCS / "results.md": ("replay", "default"),
     DOCS / "results_tables.md": (
-        *("comparison", "equal_budgets", "twenty_times", "critic", "references", "relay", "handbook"),
+        *("screen", "comparison", "equal_budgets", "twenty_times", "critic", "references"),
+        *("equal_replay", "relay", "handbook"),
     ),
 }
 

@@ -337,35 +337,28 @@ class Tables:
         return reporting.table(["task", "method", *values], rows)
 
     def front(self) -> str:
-        """
-        Format what it takes to reach `LEVEL` of the oracle's success, and how many tokens an environment step must be
-        worth, so that NLAC is cheaper than every method that takes more steps.
-        """
+        """Format success after equal environment steps and equal replay, with generated tokens for each step."""
+        said = {
+            "service_desk_told": "what is right",
+            "service_desk_hinted": "which argument is wrong",
+            "service_desk_noisy": "what is right, often wrongly",
+            "service_desk_delayed": "something a step later",
+            "rooms": "little",
+            RELAY_DESK: "little, and each episode is a piece",
+        }
 
-        said = (
-            "what is right",
-            "which argument is wrong",
-            "what is right, often wrongly",
-            "only at the end",
-            "little",
-        )
-        words = {"nlac": "NLAC", "hindsight": "hindsight", SELF_DISTILLATION: "self-distillation"}
-        words |= {"rft": "RFT", "grpo": "GRPO"}
-        rows = []
-        for task, failure in zip(TASKS, said, strict=True):
-            costs, shown = {}, [failure]
-            for method in words:
-                cells = self.of(task, f"{method}_long", "baselines")
-                cells = cells or self.of(task, method, "default", "table", "baselines")
-                reached = reach(cells, LEVEL) if cells else {}
-                cost = costs[method] = reached.get("environment_steps"), reached.get("generated_tokens")
-                missing = "never" if cells else "–"
-                shown.append(missing if None in cost else f"{cost[0]:,.0f} / {round(cost[1], -3):,.0f}")
-            steps, tokens = costs.pop("nlac")
-            later = [] if steps is None else [cost for cost in costs.values() if None not in cost and cost[0] > steps]
-            worth = [(tokens - fewer) / (more - steps) for more, fewer in later]
-            rows.append([*shown, number(max(worth, default=None))])
-        return reporting.table(["a failure says", *words.values(), "a step's worth"], rows)
+        def shown(task: str, method: str) -> str:
+            if task == RELAY_DESK:
+                cells = self.of(task, method, "relay")
+            else:
+                cells = self.of_replay(task, method, DRAWS[-1]) or self.of_rewards(task, f"{method}_long")
+            tokens = mean_cost(cells, "generated_tokens") / mean_cost(cells, "environment_steps")
+            return f"{mean(map(final_success, cells)):.2f} ({number(tokens)})"
+
+        methods = (*REPLAYING, "rft", "grpo")
+        rows = [[failure, *(shown(task, method) for method in methods)] for task, failure in said.items()]
+        names = [*(label(name).removesuffix(" critic") for name in REPLAYING), "RFT, 20 N", "GRPO, 20 N"]
+        return reporting.table(["an environment says", *names], rows)
 
     def handbook(self) -> str:
         """Format the cells of the pretrained model, where held-out tasks are desks that were never seen."""
@@ -378,11 +371,17 @@ class Tables:
 
     def of_replay(self, task: str, method: str, amount: str) -> list[dict]:
         """Return the cells of a method with an amount of draws, by seeds that all methods have."""
+        if method not in REPLAYING:
+            return []
         runs = [self.runs.get((f"replay/{amount}", task, name), []) for name in REPLAYING]
         if amount == DRAWS[-1]:
             runs[0] = self.of(task, "nlac", "default")
         seeds = set.intersection(*({cell["seed"] for cell in cells} for cells in runs))
         return [cell for cell in runs[REPLAYING.index(method)] if cell["seed"] in seeds]
+
+    def of_rewards(self, task: str, method: str) -> list[dict]:
+        """Return the cells of a method that reads rewards alone with the most steps that it had."""
+        return self.of(task, method, "replay", "baselines") or self.of(task, method.removesuffix("_long"), "table")
 
     def equal_replay(self) -> str:
         """Format what methods reach with equal steps and equal draws of the buffer, and what that costs."""
@@ -399,18 +398,19 @@ class Tables:
         return reporting.table(names, [[row[name] for name in names] for row in rows])
 
     def replay(self) -> str:
-        """Format the means of that table: success after equal steps, by the draws of the buffer for each of them."""
+        """Format the means of that table, for the amounts of draws of which there are cells."""
+        found = {a: [[self.of_replay(task, method, a) for method in REPLAYING] for task in TASKS] for a in DRAWS}
+        found = {amount: cells for amount, cells in found.items() if any(map(any, cells))}
         rows = []
-        for task in TASKS:
+        for i, task in enumerate(TASKS):
             row = [task_label(task)]
-            for method in REPLAYING:
-                found = [self.of_replay(task, method, amount) for amount in DRAWS]
-                row.append(" / ".join(f"{mean(map(final_success, cells)):.2f}" if cells else "–" for cells in found))
-            for method in TWENTY_TIMES:
-                cells = self.of(task, method, "replay")
-                row.append(f"{mean(map(final_success, cells)):.2f}" if cells else "–")
-            rows.append(row)
-        names = ["task", *(f"{label(method)}, 2 / 8 / 32 draws" for method in REPLAYING), "RFT, 20 N", "GRPO, 20 N"]
+            for j in range(len(REPLAYING)):
+                means = [mean(map(final_success, of[i][j])) if of[i][j] else None for of in found.values()]
+                row.append(" / ".join("–" if value is None else f"{value:.2f}" for value in means))
+            rewards = [self.of_rewards(task, method) for method in TWENTY_TIMES]
+            rows.append([*row, *(f"{mean(map(final_success, cells)):.2f}" for cells in rewards)])
+        drawn = " / ".join(amount.removesuffix(" draws") for amount in found)
+        names = ["task", *(f"{label(method)}, {drawn} draws" for method in REPLAYING), "RFT, 20 N", "GRPO, 20 N"]
         return reporting.table(names, rows)
 
     def relay(self) -> str:

@@ -66,14 +66,12 @@ CHANGES = {"rft_unanchored": NO_ANCHORS, "rft_unanchored_long": NO_ANCHORS}
 SLOW = {"scalar_five": "scalar"}  # with five times NLAC's steps, as GRPO and RFT have
 OF_BASELINES = {**LONG, **UNANCHORED, **SLOW}
 TRAINERS = {**BASELINES, **{name: BASELINES[method] for name, method in OF_BASELINES.items()}}
-# Self-distillation with feedback (SDPO, https://huggingface.co/papers/2601.20802), on whole episodes: the model that
+# Self-distillation with feedback (SDPO, https://huggingface.co/papers/2601.20802), with NLAC's replay: the model that
 # has read what followed an action teaches the model that has not, token by token along the action. There is no learned
-# critic. Iterations are those of GRPO: 32 episodes, which are replayed in four steps. The buffer has room for as many
-# episodes of the most turns.
+# critic.
 SELF_DISTILLATION = "self_distillation"
 REVERSE = {"trainer": "reverse_stored_actions"}  # the divergence that TRL's trainers have by default
 SELF_DISTILLATIONS = {SELF_DISTILLATION: {}, "self_distillation_reverse": REVERSE}
-SELDOM = dict(episodes_per_iteration=32, samples_per_iteration=128)
 # In the rooms most starts have successes early, so that an anchor would only slow rejection fine-tuning down.
 BASELINES_BY_TASK = {
     "service_desk_told": {"grpo": MIN_P, "rft": MIN_P},
@@ -100,8 +98,7 @@ def default_settings(task: LearningTask, method: str) -> dict:
         return merge_settings(NO_MIN_P, defaults, BASELINES_BY_TASK.get(task.name, {}).get(method, {}), own)
     changes = ABLATIONS.get(method, {})
     if method in SELF_DISTILLATIONS:
-        last = {"replay_buffer_size": SELDOM["episodes_per_iteration"] * task.max_turns}
-        changes = merge_settings(HINDSIGHT, SELDOM, DISTILLED, last, SELF_DISTILLATIONS[method])
+        changes = merge_settings(HINDSIGHT, DISTILLED, SELF_DISTILLATIONS[method])
     elif method == "hindsight":
         changes = HINDSIGHT
     return merge_settings(NLAC, changes)
