@@ -222,14 +222,6 @@ class TestTables:
         few = Tables(cells).corrected
         assert ends[1] == (" **" if few[("table", TOLD, "rft"), "success"] < 0.05 else None)
 
-    def test_equal_budgets(self):
-        cells = make_cells("nlac", [[0.0, 0.8], [0.0, 0.81], [0.0, 0.82]], steps=1000)
-        cells += make_cells("rft", [[0.0, 0.2, 0.4]] * 3, steps=2500)
-        found = self.row(Tables(cells).equal_budgets(), "RFT")
-        assert found["equal environment steps"] == "0.81 / 0.08 *"
-        assert found["equal generated tokens"] == "0.68 / 0.40 *"  # 25,000 of NLAC's 30,000
-        assert found["equal gradient steps"] == "0.81 / 0.20 *"
-
     def test_the_picture(self, tmp_path):
         path = tmp_path / "curves.png"
         plot(Tables(make_cells("nlac", [[0.0, 0.9]] * 2) + make_cells("base", [[0.1]])), path)

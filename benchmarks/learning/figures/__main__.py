@@ -25,7 +25,7 @@ PAGES = {
     Path("README.md"): ("front",),
     DOCS / "results.md": ("replay", "default"),
     DOCS / "results_tables.md": (
-        *("screen", "comparison", "equal_budgets", "twenty_times", "critic", "references"),
+        *("screen", "twenty_times", "critic", "references"),
         *("equal_replay", "relay", "handbook"),
     ),
 }

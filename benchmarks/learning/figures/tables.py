@@ -10,7 +10,6 @@ from statistics import mean
 
 from benchmarks import reporting
 from benchmarks.learning.figures.curves import (
-    COSTS,
     area,
     decoded_success,
     difference,
@@ -45,7 +44,6 @@ LABELS = {
 }
 Run = tuple[str, str, str]  # set, task and method
 METHODS = ("nlac", "hindsight", "grpo", "rft", "scalar", "base", "base_refined", "base_remembering")
-RIVALS = ("hindsight", SELF_DISTILLATION, "rft", "grpo", "scalar")
 PLAIN = "nlac_plain"  # NLAC with half of the steps, as its ablations
 FRUGAL = "nlac_frugal"
 TWENTY_TIMES = ("rft_long", "grpo_long")
@@ -231,18 +229,6 @@ class Tables:
         runs = {run: cells for run, cells in self.runs.items() if run[0].split("/")[0] == kind}
         return self.methods(dict(sorted(runs.items(), key=lambda item: (order.index(item[0][1]), item[0][0]))))
 
-    def comparison(self) -> str:
-        """Format the final success of every method on every task."""
-
-        def ending(task: str, method: str) -> str:
-            cells = self.of(task, method, "table")
-            steps = mean_cost(cells, "environment_steps") if cells else 0
-            return rate(of_cells(cells, final_success)) + (f" after {number(steps)}" if steps else "")
-
-        tasks = [task for task in TASKS if any(run[1] == task for run in self.runs)]
-        rows = [[task_label(task), *(ending(task, method) for method in METHODS)] for task in tasks]
-        return reporting.table(["task", *map(label, METHODS)], rows)
-
     def screen(self) -> str:
         """Format the means of the main table: how far each method is after NLAC's steps, and after several times."""
 
@@ -285,28 +271,6 @@ class Tables:
         names = ["task", "NLAC", "seeds", "success", "worst", f"steps to {LEVEL}", "draws a step"]
         names += ["generated tokens a step", "trained tokens a step", "gradient steps", "seconds"]
         return reporting.table(names, [[row[name] for name in names] for row in rows])
-
-    def equal_budgets(self) -> str:
-        """Format NLAC's success beside others' at the smaller of both budgets of a cost."""
-        rows = []
-        for task in TASKS:
-            ours = self.of(task, "nlac", "table")
-            for rival in RIVALS:
-                theirs = self.of(task, rival, "table", "baselines")
-                if not theirs:
-                    continue
-                parts = []
-                for cost in COSTS:
-                    at = min(mean_cost(ours, cost), mean_cost(theirs, cost))
-                    both = [
-                        of_cells(cells, lambda c, cost=cost, at=at: success_at(c, cost, at))
-                        for cells in (ours, theirs)
-                    ]
-                    gone = difference(*both)
-                    clear = " *" if gone["low"] > 0 or gone["high"] < 0 else ""
-                    parts.append(f"{both[0]['mean']:.2f} / {both[1]['mean']:.2f}{clear}")
-                rows.append([task_label(task), label(rival), *parts])
-        return reporting.table(["task", "NLAC / the other", *(f"equal {words}" for words in COSTS.values())], rows)
 
     def twenty_times(self) -> str:
         """Format how all runs of NLAC compare with those that had twenty times its environment steps."""
@@ -353,12 +317,14 @@ class Tables:
             else:
                 cells = self.of_replay(task, method, DRAWS[-1]) or self.of_rewards(task, f"{method}_long")
             tokens = mean_cost(cells, "generated_tokens") / mean_cost(cells, "environment_steps")
-            return f"{mean(map(final_success, cells)):.2f} ({number(tokens)})"
+            success = f"{mean(map(final_success, cells)):.2f}"
+            return f"{success} ({number(tokens)})" if method in REPLAYING else success
 
-        methods = (*REPLAYING, "rft", "grpo")
-        rows = [[failure, *(shown(task, method) for method in methods)] for task, failure in said.items()]
-        names = [*(label(name).removesuffix(" critic") for name in REPLAYING), "RFT, 20 N", "GRPO, 20 N"]
-        return reporting.table(["an environment says", *names], rows)
+        rows = [
+            [says, *(shown(task, method) for method in REPLAYING), f"{shown(task, 'rft')} / {shown(task, 'grpo')}"]
+            for task, says in said.items()
+        ]
+        return reporting.table(["an environment says", *map(label, REPLAYING), "RFT / GRPO"], rows)
 
     def handbook(self) -> str:
         """Format the cells of the pretrained model, where held-out tasks are desks that were never seen."""
@@ -393,8 +359,8 @@ class Tables:
                     each = ", ".join(f"{final_success(cell):.2f}" for cell in cells)
                     row = self.row((cells[0]["set"], task, method), cells)
                     rows.append({**row, "method": label(method), "each": each})
-        names = ["task", "method", "draws a step", "seeds", "success", "each", "greedy", "steps", f"steps to {LEVEL}"]
-        names += ["gradient steps", "generated", "trained", "seconds"]
+        names = ["task", "method", "draws a step", "each", "greedy", f"steps to {LEVEL}", "gradient steps"]
+        names += ["generated", "trained", "seconds"]
         return reporting.table(names, [[row[name] for name in names] for row in rows])
 
     def replay(self) -> str:
