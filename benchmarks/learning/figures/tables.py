@@ -303,12 +303,12 @@ class Tables:
     def front(self) -> str:
         """Format success after equal environment steps and equal replay, with generated tokens for each step."""
         said = {
-            "service_desk_told": "what is right",
+            "service_desk_told": "the remedy",
             "service_desk_hinted": "which argument is wrong",
-            "service_desk_noisy": "what is right, often wrongly",
-            "service_desk_delayed": "something a step later",
+            "service_desk_noisy": "a remedy, often a wrong one",
+            "service_desk_delayed": "what is wrong, a step later (0.60 is possible)",
             "rooms": "little",
-            RELAY_DESK: "little, and each episode is a piece",
+            RELAY_DESK: "little; no episode spans the task",
         }
 
         def shown(task: str, method: str) -> str:
@@ -324,7 +324,7 @@ class Tables:
             [says, *(shown(task, method) for method in REPLAYING), f"{shown(task, 'rft')} / {shown(task, 'grpo')}"]
             for task, says in said.items()
         ]
-        return reporting.table(["an environment says", *map(label, REPLAYING), "RFT / GRPO"], rows)
+        return reporting.table(["a failure says", *map(label, REPLAYING), "RFT / GRPO"], rows)
 
     def handbook(self) -> str:
         """Format the cells of the pretrained model, where held-out tasks are desks that were never seen."""
