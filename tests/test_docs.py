@@ -256,8 +256,7 @@ def test_yaml_files_exist():
 
 @pytest.mark.parametrize("page", OTHERS, ids=lambda page: page.stem)
 def test_python_files_that_other_pages_name_exist(page):
-    folders = ("trl_nlac", "tests", "benchmarks", "examples")
-    paths = [path.as_posix() for folder in folders for path in (ROOT / folder).rglob("*.py")]
+    paths = [p.as_posix() for f in ("trl_nlac", "tests", "benchmarks", "examples") for p in (ROOT / f).rglob("*.py")]
     for name in re.findall(r"[\w./]+\.py\b", page.read_text()):
         assert any(path.endswith("/" + name.lstrip("./")) for path in paths), name
 

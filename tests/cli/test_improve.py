@@ -119,6 +119,16 @@ def test_reports_are_of_the_model_as_it_is_trained(logs, monkeypatch):
     assert (kwargs["dtype"], kwargs["attn_implementation"]) == ("bfloat16", "eager")
 
 
+def test_a_training_that_fails_is_on_the_page(logs, monkeypatch):
+    def fail(*args):
+        raise CommandError("the disk is full")
+
+    monkeypatch.setattr("trl_nlac.cli.improve._train", fail)
+    assert main(["improve", "logs.jsonl", *MODEL, *SHORT]) == 2
+    page = Path("improved/report.html").read_text()
+    assert "Training failed: the disk is full" in page and "Not trained." in page
+
+
 def test_only_a_report(logs, capsys, monkeypatch):
     """Of requests with answers, with text in them that a page must not run, and a secret that it must not show."""
     key = "sk-proj-" + "a1B2" * 12

@@ -120,7 +120,6 @@ def run(words: list[str]) -> None:
         "unreadable": dict(found.unreadable.most_common()),
         "notes": dict(found.notes.most_common()),
         "held_out": _describe_held_out(held_out, is_by_task, config.success_threshold),
-        "is_training": not args.only_report,
         "after": None,
         "guard": None,
         "warnings": [],
@@ -136,13 +135,17 @@ def run(words: list[str]) -> None:
     del base
     _free_memory()
     files = output / LOGS / "training.jsonl"
-    report["seconds"]["training"], repository = _train(script_args, model_args, config, parser.unsupported, files)
+    try:
+        report["seconds"]["training"], repository = _train(script_args, model_args, config, parser.unsupported, files)
+    except Exception as error:
+        report["warnings"] = [f"Training failed: {printable(str(error))}"]
+        _write(output, report)
+        raise
     _free_memory()
     trained = _load_agent(str(output / MODEL), model_args, config, prompts)
     report["after"], judged = _review(trained, review, args, script_args, config)
     report["warnings"] = list(read_warnings(output / MODEL))
     report["guard"] = _calibrate(judged, config.success_threshold, output / MODEL)
-    report["is_training"] = False
     report["seconds"]["all"] = time.perf_counter() - start
     _write(output, report)
     for part, names in SHOWN.items():
@@ -312,12 +315,8 @@ def _play(
         evaluation = agent.evaluate(
             pool, tasks, config.num_eval_episodes, num_critiques=0, seed=config.seed, rewards=rewards
         )
-        metrics = joint_metrics(evaluation)
-        return {
-            name: value
-            for name, value in metrics.items()
-            if name.startswith(("episode/", "oracle/")) or (name.startswith("environment/") and value)
-        }
+        found = joint_metrics(evaluation)
+        return {name: value for name, value in found.items() if name.startswith(("episode/", "environment/"))}
     finally:
         pool.close()
 
