@@ -81,7 +81,7 @@ def _load_file(path: Path) -> Any:
     try:
         spec.loader.exec_module(module)
     except BaseException:
-        del sys.modules[name]
+        sys.modules.pop(name, None)
         raise
     _loaded_files.append(module)
     return module
