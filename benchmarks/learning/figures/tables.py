@@ -306,7 +306,7 @@ class Tables:
             "service_desk_told": "the remedy",
             "service_desk_hinted": "which argument is wrong",
             "service_desk_noisy": "a remedy, often a wrong one",
-            "service_desk_delayed": "what is wrong, a step later (0.60 is possible)",
+            "service_desk_delayed": "what is wrong, a step later (0.60 possible)",
             "rooms": "little",
             RELAY_DESK: "little; no episode spans the task",
         }
@@ -317,8 +317,9 @@ class Tables:
             else:
                 cells = self.of_replay(task, method, DRAWS[-1]) or self.of_rewards(task, f"{method}_long")
             tokens = mean_cost(cells, "generated_tokens") / mean_cost(cells, "environment_steps")
-            success = f"{mean(map(final_success, cells)):.2f}"
-            return f"{success} ({number(tokens)})" if method in REPLAYING else success
+            sampled, greedy = (of_cells(cells, of) for of in (final_success, lambda cell: decoded_success(cell, 0)))
+            shown = f"{sampled['mean']:.2f}" + (f" / {greedy['mean']:.2f}" if greedy else "")
+            return f"{shown} ({number(tokens)})" if method in REPLAYING else f"{sampled['mean']:.2f}"
 
         rows = [
             [says, *(shown(task, method) for method in REPLAYING), f"{shown(task, 'rft')} / {shown(task, 'grpo')}"]
