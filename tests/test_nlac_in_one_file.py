@@ -203,7 +203,6 @@ class TestAgainstThePackage:
             assert relative_difference(gradient(losses, policy.model), gradient(expected, model)) < 1e-5
 
     def test_target_and_initial_weights(self, transitions):
-        transitions = transitions[::3]
         model, roles = make_model(), make_roles()
         policy, stored = make_language_model(model), [to_file(t) for t in transitions]
         states = [t.state for t in stored]

@@ -292,10 +292,10 @@ class NLACConfig(TrainingOptions, RoleOptions, GenerationOptions, EnvironmentOpt
         """Number of optimizer steps of one iteration."""
         return self.steps_per_iteration // self.gradient_accumulation_steps
 
-    def target_lifetime(self, num_steps: int) -> int:
-        """Number of optimizer steps for which a Bellman target is used in a run of `num_steps`."""
+    def target_age(self, num_steps: int) -> int:
+        """Number of iterations for which a Bellman target is used in a run of `num_steps` optimizer steps."""
         most = min(8, max(1, num_steps // self.updates_per_iteration // self.max_turns))
-        return (most if self.target_max_age is None else self.target_max_age) * self.updates_per_iteration
+        return most if self.target_max_age is None else self.target_max_age
 
     @property
     def steps_per_iteration(self) -> int:

@@ -251,7 +251,7 @@ class NLACTrainer(PublishedTrainer, ComparedEvaluations, RunTrainer):
             with self.records.timed("audit"):
                 judgements = judge_aside(self.roles, transitions[: self.args.audit_samples])
             attempts = self._attempt(transitions)
-        lifetime = self.args.target_lifetime(self.state.max_steps)
+        lifetime = self.args.target_age(self.state.max_steps) * self.args.updates_per_iteration
         reuse = TargetReuse(samples, self.replay.targets, self.target_weights.num_updates, lifetime)
         with self.target_weights.swapped_into(self.model), self._generating():
             questions = self._foresee(reuse.due)

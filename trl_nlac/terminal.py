@@ -10,8 +10,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from rich.console import Console
-from rich.text import Text
 from tqdm.auto import tqdm
 
 from .secrets import hide_in_text
@@ -49,6 +47,8 @@ def shown(value: Any) -> str:
 
 def say(line: str) -> None:
     """Print a line that no progress bar shares."""
+    from rich.console import Console  # what is printed once in a while is loaded then, and not by what prints nothing
+
     with tqdm.external_write_mode():
         Console().print(line, highlight=False, markup=False, soft_wrap=True)
 
@@ -57,6 +57,9 @@ class _Warnings(logging.Handler):
     """Prints each warning on lines of its own, which no progress bar shares."""
 
     def emit(self, record: logging.LogRecord) -> None:
+        from rich.console import Console
+        from rich.text import Text
+
         message = printable(hide_in_text(record.getMessage().removeprefix(RANK)))
         with tqdm.external_write_mode(file=sys.stderr):
             text = Text.assemble("\n", ("warning: ", "bold yellow"), message)

@@ -26,6 +26,7 @@ and answers, because it can read only 512 tokens.
 import json
 import time
 from dataclasses import dataclass, field
+from itertools import product
 from pathlib import Path
 
 import matplotlib
@@ -46,7 +47,7 @@ from trl_nlac.environments.embedded import (
     make_tasks,
 )
 from trl_nlac.records.sample_panel import marked
-from trl_nlac.report.highlights import find_highlights
+from trl_nlac.report.highlights import Highlight, find_highlights
 from trl_nlac.report.run_files import read_episodes
 from trl_nlac.terminal import printable
 
@@ -149,7 +150,7 @@ def print_table(before: dict, after: dict) -> None:
 def print_story(run: Path) -> None:
     """Print the same task before and after training, and what the critic said of a sample that was trained on."""
     episodes = read_episodes(run).shown
-    highlights = {highlight.title: highlight for highlight in find_highlights(episodes, None)}
+    highlights = _by_title(episodes)
     if not {"Before", "After"} <= highlights.keys():
         return
     table = Table("before", "after", title="The same task")
@@ -157,15 +158,20 @@ def print_story(run: Path) -> None:
     console = Console(markup=False, highlight=False)
     console.print(table)
     task = episodes[highlights["Before"].episode]["prompt"]
-    for told in ([episode for episode in episodes if episode["prompt"] == task], episodes):
-        found = {highlight.title: highlight for highlight in find_highlights(told, None)}
-        if refined := found.get("A refinement that helped") or found.get("A refined action"):
+    of_task = [episode for episode in episodes if episode["prompt"] == task]
+    found = ((of_task, _by_title(of_task)), (episodes, highlights))
+    for title, (told, chosen) in product(("A refinement that helped", "A refined action"), found):
+        if refined := chosen.get(title):
             sample = told[refined.episode]["turns"][refined.turn]["samples"][refined.sample]
             attempt, action = printable(sample["attempt"]), printable(sample["refined_action"])
             console.print(f"What the agent learned from, at step {sample['step']:,}:", style="bold")
             console.print(f"it would do: {attempt}", f"critic: {printable(sample['attempt_critique'])}", sep="\n")
             console.print(Text("it learns to do: ").append_text(marked(attempt, action)))
             return
+
+
+def _by_title(episodes: list[dict]) -> dict[str, Highlight]:
+    return {highlight.title: highlight for highlight in find_highlights(episodes, None)}
 
 
 def _told(episode: dict) -> Text:

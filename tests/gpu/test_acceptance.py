@@ -17,7 +17,7 @@ from gpu.bundle import LIMIT, ROOT, copy_tree
 
 SCRIPT = Path(__file__).with_name("acceptance.py")
 # Stages that need nothing but torch, transformers and accelerate must not import these.
-OTHERS = ("trl", "datasets", "peft", "deepspeed", "vllm", "pyarrow", "pandas", "aiohttp")  # transformers has rich
+OTHERS = ("trl", "datasets", "peft", "deepspeed", "vllm", "pyarrow", "pandas", "aiohttp", "rich")
 WITHOUT = """
 from importlib.machinery import PathFinder
 

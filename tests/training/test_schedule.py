@@ -47,7 +47,7 @@ def first_success(args: NLACConfig, turns: int, num_iterations: int) -> int | No
     critic = Critic(turns)
     target_weights = TargetWeights(critic, args.target_update_rate)
     episode = partial(make_text_episode, rng, num_turns=turns, num_tokens=4 * turns + 4)
-    lifetime = args.target_lifetime(num_iterations * args.updates_per_iteration)
+    lifetime = args.target_age(num_iterations * args.updates_per_iteration) * args.updates_per_iteration
     since = None
     for iteration in range(num_iterations):
         replay.add([episode() for _ in range(args.episodes_per_iteration)])
@@ -68,15 +68,15 @@ def first_success(args: NLACConfig, turns: int, num_iterations: int) -> int | No
 
 def test_the_default(tmp_path):
     args = NLACConfig(str(tmp_path), use_cpu=True, bf16=False)
-    assert first_success(args, args.max_turns, num_iterations=150) is not None
+    since = first_success(args, args.max_turns, num_iterations=300)
+    assert since is not None and since < 150
 
 
 @pytest.mark.parametrize(("num_iterations", "age"), [(0, 1), (10, 1), (79, 3), (160, 8), (10_000, 8)])
 def test_targets_of_a_short_run_do_not_outlive_it(num_iterations, age, tmp_path):
     args = NLACConfig(str(tmp_path), use_cpu=True, bf16=False)  # 20 turns
-    updates = args.updates_per_iteration
-    assert args.target_lifetime(num_iterations * updates) == age * updates
-    assert replace(args, target_max_age=0).target_lifetime(num_iterations * updates) == 0
+    num_steps = num_iterations * args.updates_per_iteration
+    assert (args.target_age(num_steps), replace(args, target_max_age=0).target_age(num_steps)) == (age, 0)
 
 
 # The paper's 30 iterations are no more than its turns, and a success moves by one step in an iteration.
@@ -86,4 +86,5 @@ def test_recipes(recipe, tmp_path):
     own = {name: value for name, value in options.items() if name in NLACConfig.__dataclass_fields__}
     args = planned(PROCESSES[recipe])(**{**own, "output_dir": str(tmp_path)})
     num_iterations = args.max_steps // args.updates_per_iteration
-    assert first_success(args, args.max_turns, num_iterations // 3) is not None
+    since = first_success(args, args.max_turns, num_iterations)
+    assert since is not None and since < num_iterations / 3

@@ -195,7 +195,7 @@ class WeightsCallback(TrainerCallback):
                 f"{1 - MAX_INITIAL_SHARE ** (1 / num_samples):.2g} or more, or train longer."
             )
         bootstraps = args.critic_loss_coef and args.bootstrap != "monte_carlo"
-        num_iterations, age = -(-state.max_steps // args.updates_per_iteration), args.target_max_age or 0
+        num_iterations, age = -(-state.max_steps // args.updates_per_iteration), args.target_age(state.max_steps)
         if bootstraps and age > 1 and args.max_turns > 1 and args.max_turns * age > num_iterations:
             logger.warning(
                 f"`target_max_age={age}` is long for a run of {num_iterations:,} iterations: a success can need "

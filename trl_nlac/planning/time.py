@@ -59,7 +59,7 @@ def written_share(args: NLACConfig, processes: int, turns: float) -> float:
     if args.target_max_age == 0:
         return 1.0
     steps = args.samples_per_iteration * args.num_updates_per_generation // args.global_batch_size
-    age = args.target_lifetime(args.max_steps if args.max_steps > 0 else 10**9) // args.updates_per_iteration
+    age = args.target_age(args.max_steps if args.max_steps > 0 else 10**9)
     stored, new = args.replay_buffer_size, args.episodes_per_iteration * turns / processes
     if args.max_steps > 0:
         stored = min(stored, max(args.max_steps / steps / 2 * new, 1))

@@ -115,13 +115,12 @@ class AuditTrail:
                 row[name] = loss
 
     def close(self) -> None:
-        """Complete the rows of the current iteration."""
+        """Complete the rows of the current iteration. An action that was rewritten says most to a reader."""
         rows = list(chain.from_iterable(self._open.values()))
         for row in rows:
             del row["completions"]
         self._rows += rows
         told = [row for row in rows if row.get("refined_action") and row.get("critique") and row.get("target")]
-        # A rewritten action says most.
         self.newest = max(reversed(told), key=lambda row: row["refined_action"] != row["attempt"], default=self.newest)
         self._open.clear()
 

@@ -116,6 +116,11 @@ def gap(value: dict | None) -> str:
     return f"{value['mean']:+.2f} ({value['low']:+.2f} to {value['high']:+.2f})"
 
 
+def each(cells: list[dict]) -> str:
+    """Format the final success of every seed."""
+    return ", ".join(f"{final_success(cell):.2f}" for cell in cells)
+
+
 def draws(cells: list[dict]) -> float | None:
     """Return how many transitions were drawn from the replay buffer for each environment step."""
     kind, settings = cells[0]["set"].split("/")[0], cells[0]["settings"]
@@ -312,14 +317,14 @@ class Tables:
         }
 
         def shown(task: str, method: str) -> str:
-            if task == RELAY_DESK:
-                cells = self.of(task, method, "relay")
-            else:
-                cells = self.of_replay(task, method, DRAWS[-1]) or self.of_rewards(task, f"{method}_long")
+            if method not in REPLAYING:
+                cells = self.of(task, method, "relay") or self.of_rewards(task, f"{method}_long")
+                return f"{mean(map(final_success, cells)):.2f}"
+            cells = self.of(task, method, "relay") or self.of_replay(task, method, DRAWS[-1])
             tokens = mean_cost(cells, "generated_tokens") / mean_cost(cells, "environment_steps")
-            sampled, greedy = (of_cells(cells, of) for of in (final_success, lambda cell: decoded_success(cell, 0)))
-            shown = f"{sampled['mean']:.2f}" + (f" / {greedy['mean']:.2f}" if greedy else "")
-            return f"{shown} ({number(tokens)})" if method in REPLAYING else f"{sampled['mean']:.2f}"
+            found = [of_cells(cells, of) for of in (final_success, lambda cell: decoded_success(cell, 0))]
+            sampled_and_greedy = " / ".join(f"{value['mean']:.2f}" for value in found if value)
+            return f"{sampled_and_greedy} ({number(tokens)})"
 
         rows = [
             [says, *(shown(task, method) for method in REPLAYING), f"{shown(task, 'rft')} / {shown(task, 'grpo')}"]
@@ -338,8 +343,6 @@ class Tables:
 
     def of_replay(self, task: str, method: str, amount: str) -> list[dict]:
         """Return the cells of a method with an amount of draws, by seeds that all methods have."""
-        if method not in REPLAYING:
-            return []
         runs = [self.runs.get((f"replay/{amount}", task, name), []) for name in REPLAYING]
         if amount == DRAWS[-1]:
             runs[0] = self.of(task, "nlac", "default")
@@ -357,9 +360,8 @@ class Tables:
             runs = [(method, self.of_replay(task, method, amount)) for method, amount in product(REPLAYING, DRAWS)]
             for method, cells in [*runs, *((name, self.of(task, name, "replay")) for name in TWENTY_TIMES)]:
                 if cells:
-                    each = ", ".join(f"{final_success(cell):.2f}" for cell in cells)
                     row = self.row((cells[0]["set"], task, method), cells)
-                    rows.append({**row, "method": label(method), "each": each})
+                    rows.append({**row, "method": label(method), "each": each(cells)})
         names = ["task", "method", "draws a step", "each", "greedy", f"steps to {LEVEL}", "gradient steps"]
         names += ["generated", "trained", "seconds"]
         return reporting.table(names, [[row[name] for name in names] for row in rows])
@@ -386,8 +388,8 @@ class Tables:
         for (task, method), ceiling in CEILINGS.items():
             cells = self.of(task, method, "relay")
             if cells:
-                each = ", ".join(f"{final_success(cell):.2f}" for cell in cells)
-                rows.append({**self.row(("relay", task, method), cells), "ceiling": f"{ceiling:.2f}", "each": each})
+                row = self.row(("relay", task, method), cells)
+                rows.append({**row, "ceiling": f"{ceiling:.2f}", "each": each(cells)})
         names = ["task", "method", "ceiling", "success", "each", "greedy", "steps", f"steps to {LEVEL}"]
         names += ["gradient steps", "generated", "trained", "seconds"]
         return reporting.table(names, [[row[name] for name in names] for row in rows])
