@@ -32,7 +32,8 @@ FORMAT_TEXT = """\
 <the action and nothing else>"""
 
 FORMAT_TOOL_CALL = """\
-<one call of a tool; or, in plain text without a call, a message or, when the task is done, your final answer>"""
+{call}
+or, without a call, in plain text: a message or, when the task is done, your final answer"""
 
 UNREADABLE_ACTION = """\
 What you wrote could not be read as an action, so nothing happened. Write your action in exactly this form:
@@ -223,7 +224,7 @@ WORKED_SOLUTIONS: list[dict[str, str]] = [
 ]
 
 _FIELD = re.compile(
-    r"\{(action_format|advice|futures|next_observation|observed|outcome|reward|score|success_threshold|tools)\}"
+    r"\{(action_format|advice|call|futures|next_observation|observed|outcome|reward|score|success_threshold|tools)\}"
 )
 _REQUIRED_FIELDS = {
     "tools": {"tools"},
@@ -235,6 +236,7 @@ _REQUIRED_FIELDS = {
 }
 _OPTIONAL_FIELDS = {
     **dict.fromkeys(("policy", "unreadable_action"), {"action_format"}),
+    "format_tool_call": {"call"},
     "refine": {"action_format", "advice"},
     **dict.fromkeys(("backup", "backup_future"), {"observed"}),
     **dict.fromkeys(("backup_terminated", "backup_future_terminated"), {"success_threshold", "outcome", "observed"}),
@@ -284,7 +286,8 @@ class NLACPrompts:
         format_text (`str`, *optional*):
             Describes an action with `action_format="text"`.
         format_tool_call (`str`, *optional*):
-            Describes an action with `action_format="tool_call"`; the chat template shows the tools.
+            Describes an action with `action_format="tool_call"`; the chat template shows the tools. `{call}`, the form
+            in which the chat template writes a call, is optional.
         unreadable_action (`str`, *optional*):
             Observation after an answer that is not an action. `{action_format}` is optional.
         history_cut (`str`, *optional*):

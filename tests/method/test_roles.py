@@ -40,6 +40,21 @@ class TestCheckGeneration:
             self.make(monkeypatch, error).check_generation(None)
 
 
+@pytest.mark.parametrize(
+    ("template", "form"),
+    [
+        ("qwen2_5", '<tool_call>\n{"name": "<tool>", "arguments": {"<parameter>": "<value>"}}\n</tool_call>'),
+        ("llama3_1", '{"name": "<tool>", "parameters": {"<parameter>": "<value>"}}'),
+        ("gptoss", "<one call of a tool>"),  # as no text can write the template's own tokens
+    ],
+)
+def test_questions_show_how_the_template_writes_a_call(template, form):
+    roles = make_roles_of(ChatEncoder(make_tokenizer(template)), [], NLACPrompts(), action_format="tool_call")
+    asked = [roles.prompts.system("tool_call", []), roles.prompts.unreadable("tool_call")]
+    asked.append(roles.prompts.refinement("tool_call", parse_critique(CRITIQUE))[0]["content"])
+    assert all(f"\n{form}\nor, without a call, in plain text" in text for text in asked)
+
+
 class TestAsk:
     def test_broken_formats_are_sampled_again_then_dropped(self):
         answers = ["closed win", "no critique", CRITIQUE, "nor this", "nor that"]

@@ -144,6 +144,12 @@ class ActionFormat:
                 )
             self._held_tools.add(written)
 
+    def call_form(self) -> str:
+        """Show how the chat template writes a call. Small models make up forms that they do not see."""
+        written = self.chat.completion(call_message([("<tool>", {"<parameter>": "<value>"})]))
+        hidden = set(self.chat.tokenizer.all_special_ids).difference(self.chat.stop_ids)  # which no text can write
+        return "<one call of a tool>" if hidden.intersection(written) else self.chat.decode(written)
+
     def is_held(self, message: Message, tools: Sequence[dict[str, Any]] = ()) -> bool | None:
         """Whether calls, as the chat template writes them, are read as what they were; `None` if they cannot be."""
         written = self.chat.completion(message)

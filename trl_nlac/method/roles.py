@@ -16,7 +16,7 @@ from ..chat.encoder import ChatEncoder
 from ..generation.generator import Completion, Generator, Sampling
 from ..options.checks import check
 from ..options.role_options import ROLE_DEFAULTS, ROLES, RoleOptions
-from ..prompts import BEGUN, NLACPrompts, begun_thought, parse_corrected_think
+from ..prompts import BEGUN, NLACPrompts, begun_thought, parse_corrected_think, render
 from ..types import Answer, Prompt
 from .prompt_builder import PromptBuilder
 from .randomness import draw_seeds
@@ -52,6 +52,9 @@ class Roles:
                 "Use `reasoning=None` or `False` with this model."
             )
         self.actions = ActionFormat(chat, options.action_format, options.keep_history)
+        if self.actions.calls_tools:
+            form = render(prompts.format_tool_call, call=self.actions.call_form())
+            self.prompts = prompts = replace(prompts, format_tool_call=form)
         self.builder = PromptBuilder(self.actions, prompts, options)
         self.samplings = role_samplings(options, self.action_regex)
         self.judging = judging_prompts(options)
