@@ -23,8 +23,9 @@ class TestRoleSampling:
         sampled = role_samplings(RoleOptions(role_sampling={role: {"temperature": 1.0}}))
         assert sampled[role] == sampled["policy"]
 
-    def test_refinement_leaves_out_nothing_unless_it_is_asked_to(self):
-        assert role_samplings(RoleOptions(min_p=0.2))["refine"].min_p is None
+    def test_refinement_keeps_to_the_advice_and_leaves_out_nothing_unless_it_is_asked_to(self):
+        refine = role_samplings(RoleOptions(min_p=0.2, temperature=0.9))["refine"]
+        assert (refine.min_p, refine.temperature) == (None, 0.5)
 
     def test_evaluation_starts_from_the_policy(self):
         role_sampling = {"policy": {"max_tokens": 7, "temperature": 0.5}, "evaluation": {"temperature": 0.0}}
