@@ -43,7 +43,7 @@ CONVERSATIONS = Path(__file__).parent / "conversations.json"
 TOLD = "Future: It goes on as before and nothing is won.\nOptimality: No. {advice}"
 ROLES = ("policy", "critic", "backup", "refine")
 VERSIONS = {"raw": NLACPrompts(), "examples": NLACPrompts(examples=WORKED_EXAMPLES)}  # prompts to compare, by name
-SETTINGS = {"max_completion_length": 192, "seed": 0}
+SETTINGS = {"max_completion_length": 128, "seed": 0}
 
 
 def ask_roles(roles: Roles, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
