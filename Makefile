@@ -57,7 +57,7 @@ test-distributed: $(VENV)/.dev
 
 # In a virtual environment of its own: vLLM wants an older transformers, and mcp 2 where others want mcp 1.
 test-vllm: $(VLLM_VENV)/.vllm
-	$(OFFLINE) $(VLLM_VENV)/bin/python -m pytest tests/environments/test_mcp.py
+	$(OFFLINE) $(VLLM_VENV)/bin/python -m pytest tests/environments/test_mcp.py tests/test_private_names.py
 	$(OFFLINE) $(VLLM_VENV)/bin/python -m pytest tests/*/test_vllm*.py -m "vllm and not real_model" \
 		-n 2 --dist loadfile $(PYTEST_ARGS)
 

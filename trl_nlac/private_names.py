@@ -1,41 +1,42 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""What is used of TRL and transformers beyond their public names, loaded when it is asked for."""
+"""What is used of other packages beyond their public names, loaded when it is asked for."""
 
 from importlib import import_module
+from operator import attrgetter
 
 
-PLACES = {
-    "VLLMClient": "trl.generation.vllm_client",
-    "VLLMGeneration": "trl.generation.vllm_generation",
-    "_BaseConfig": "trl.trainer.base_config",
-    "_BaseTrainer": "trl.trainer.base_trainer",
-    "add_response_schema": "trl.chat_template_utils",
-    "create_model_from_path": "trl.trainer.utils",
-    "disable_dropout_in_model": "trl.trainer.utils",
-    "empty_cache": "trl.generation.vllm_generation",
-    "flex_attention_forward": "transformers.integrations.flex_attention",
-    "get_callable_name": "trl.trainer.utils",
-    "get_comet_experiment_url": "trl.trainer.utils",
-    "get_config_model_id": "trl.trainer.utils",
-    "get_trackio_space_url": "trl.trainer.utils",
-    "identity": "trl.trainer.utils",
-    "is_vllm_available": "trl.import_utils",
-    "print_prompt_completions_sample": "trl.trainer.utils",
-    "repeat_kv": "transformers.integrations.sdpa_attention",
-    "sdpa_attention_forward": "transformers.integrations.sdpa_attention",
-    "sdpa_mask": "transformers.masking_utils",
-    "supports_tool_calling": "trl.chat_template_utils",
-    "unwrap_model_for_generation": "trl.models.utils",
+_NAMES = {
+    "accelerate.commands.config.config_args": "load_config_from_file",
+    "accelerate.commands.launch": "launch_command_parser",
+    "deepspeed.runtime.zero.parameter_offload": "DeepSpeedZeRoOffload",
+    "torch._dynamo.exc": "FailOnRecompileLimitHit",
+    "torch.distributed.tensor._utils": "compute_local_shape_and_global_offset",
+    "transformers.integrations.flex_attention": "flex_attention_forward",
+    "transformers.integrations.sdpa_attention": "repeat_kv sdpa_attention_forward",
+    "transformers.masking_utils": "sdpa_mask",
+    "trl.chat_template_utils": "add_response_schema supports_tool_calling",
+    "trl.generation.vllm_client": "VLLMClient",
+    "trl.generation.vllm_generation": "VLLMGeneration empty_cache",
+    "trl.import_utils": "is_vllm_available",
+    "trl.models.utils": "unwrap_model_for_generation",
+    "trl.trainer.base_config": "_BaseConfig",
+    "trl.trainer.base_trainer": "_BaseTrainer",
+    "trl.trainer.utils": "create_model_from_path disable_dropout_in_model get_callable_name get_comet_experiment_url "
+    "get_config_model_id get_trackio_space_url identity print_prompt_completions_sample",
+    "vllm.lora.request": "LoRARequest",
+    "vllm.platforms": "current_platform",
+    "vllm.sampling_params": "RequestOutputKind StructuredOutputsParams",
 }
+PLACES = {name: module for module, names in _NAMES.items() for name in names.split()}
 
 
 def __getattr__(name: str):
     if name not in PLACES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:
-        return vars(import_module(PLACES[name]))[name]
-    except KeyError as error:
+        return attrgetter(name)(import_module(PLACES[name]))  # modules of vLLM make some when they are asked
+    except AttributeError as error:
         package = PLACES[name].partition(".")[0]
         raise ImportError(
             f"`{PLACES[name]}.{name}` is not in this version of {package}. Install one that trl-nlac asks for: "

@@ -12,8 +12,9 @@ from accelerate.utils import DeepSpeedPlugin, extract_model_from_parallel, patch
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor, Shard
-from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 from transformers.integrations import deepspeed as hf_deepspeed
+
+from .private_names import compute_local_shape_and_global_offset
 
 
 def is_zero3(plugin: DeepSpeedPlugin | None) -> bool:
@@ -117,9 +118,8 @@ class FSDP2Shard(LocalShard):
         _, offset = compute_local_shape_and_global_offset(parameter.shape, mesh, placements)
         coordinates = zip(mesh.get_coordinate(), placements, strict=True)
         is_counted = all(i == 0 for i, placement in coordinates if placement.is_replicate())
-        self.place = Place(
-            parameter.shape, offset[0] * parameter.shape[1:].numel(), self.live.numel(), is_counted=is_counted
-        )
+        start = offset[0] * parameter.shape[1:].numel()
+        self.place = Place(parameter.shape, start, self.live.numel(), is_counted=is_counted)
 
 
 def local_shards(model: nn.Module) -> dict[str, LocalShard]:
@@ -221,7 +221,8 @@ def uncounted_passes(model: nn.Module) -> Iterator[None]:
     removes the other hooks. Do nothing before DeepSpeed has wrapped the model.
     """
     from deepspeed import DeepSpeedEngine
-    from deepspeed.runtime.zero.parameter_offload import DeepSpeedZeRoOffload
+
+    from .private_names import DeepSpeedZeRoOffload
 
     if not isinstance(model, DeepSpeedEngine):
         yield

@@ -6,8 +6,7 @@ import os
 import sys
 from typing import NoReturn
 
-from accelerate.commands.launch import launch_command_parser
-
+from ..private_names import launch_command_parser
 from .errors import CommandError
 from .packaged import find_yaml
 from .parser import unknown_option

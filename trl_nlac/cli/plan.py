@@ -8,7 +8,6 @@ import re
 import shlex
 from datetime import timedelta
 
-from accelerate.commands.config.config_args import load_config_from_file
 from rich.console import Console
 from rich.table import Table
 from transformers import AutoConfig, PreTrainedConfig
@@ -22,6 +21,7 @@ from ..planning.memory import Sharing
 from ..planning.rates import Rates
 from ..planning.run_plan import HIGHEST_RANK, Machines, Plan, as_text
 from ..planning.shape import ModelShape, model_shape
+from ..private_names import load_config_from_file
 from ..training.model import adapter_config
 from .errors import CommandError, one_line_errors, one_line_errors_of_files
 from .options import check_model

@@ -6,9 +6,8 @@ from typing import Any
 
 from tqdm.auto import tqdm
 from vllm import RequestOutput, SamplingParams
-from vllm.lora.request import LoRARequest
-from vllm.sampling_params import StructuredOutputsParams
 
+from ...private_names import LoRARequest, StructuredOutputsParams
 from ..engine import Adapter
 from ..generator import Completion
 from .request_loop import Request, RequestLoop

@@ -9,8 +9,8 @@ from tqdm.auto import tqdm
 from transformers import AutoConfig
 from transformers.utils import cached_file
 from vllm import LLM, SamplingParams
-from vllm.platforms import current_platform
 
+from ...private_names import current_platform
 from ..engine import Adapter, allowed_rank, forced, score_by_token
 from ..generator import Completion
 from ..loading import adapter_config, check_adapter, check_adapter_precision

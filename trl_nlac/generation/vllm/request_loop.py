@@ -11,8 +11,8 @@ from itertools import count
 
 import torch
 from vllm import LLM, RequestOutput, SamplingParams
-from vllm.lora.request import LoRARequest
-from vllm.sampling_params import RequestOutputKind
+
+from ...private_names import LoRARequest, RequestOutputKind
 
 
 @dataclass(eq=False)
