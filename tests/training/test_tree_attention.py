@@ -2,6 +2,7 @@
 
 import random
 import re
+from importlib import import_module
 from unittest import mock
 
 import pytest
@@ -249,6 +250,33 @@ def steps(model, sizes: tuple[int, ...] = (20, 300, 520)) -> None:
         trunk = [5 + i % 80 for i in range(size)]
         examples = [TrainingExample("policy", Prompt.of(trunk[:cut]), (3, 4, cut % 97)) for cut in (size // 2, size)]
         assert all(g.isfinite().all() for g in losses_and_gradients(model, examples, True))
+
+
+def refuse(*args, **kwargs):
+    raise NotImplementedError("no backward pass for heads of 256")
+
+
+def test_flex_attention_without_a_backward_pass_is_found_before_training(tmp_path, compiles, monkeypatch, caplog):
+    """As on cards that lack the memory for it."""
+    operators = import_module("torch._higher_order_ops.flex_attention")  # the operator in it has the same name
+    monkeypatch.setattr(operators, "flex_attention_backward", refuse)
+    model = make_model(CONFIGS["llama"])
+    assert not start_sharing(model, model.config, make_args(tmp_path))
+    (warning,) = [record.message for record in caplog.records if record.name == tree_attention.__name__]
+    assert "(NotImplementedError: no backward pass for heads of 256), though another version of PyTorch" in warning
+    assert "`trainer.shares_prefixes = False`" in warning and model.config._attn_implementation == "sdpa"
+    assert all(gradient.isfinite().all() for gradient in losses_and_gradients(model, episode_examples(), False))
+
+
+def test_gradients_of_a_tree_that_are_not_finite(tmp_path, monkeypatch, caplog):
+    """All is found in the attention: the trial leaves the model without gradients."""
+    whole = tree_attention._PiecewiseAttention.backward
+    wrong = staticmethod(lambda ctx, gradient: whole(ctx, gradient * float("nan")))
+    monkeypatch.setattr(tree_attention._PiecewiseAttention, "backward", wrong)
+    model = make_model(CONFIGS["llama"])
+    assert not start_sharing(model, model.config, make_args(tmp_path))
+    assert "its gradients are not finite" in caplog.text
+    assert all(parameter.grad is None for parameter in model.parameters())
 
 
 @pytest.mark.filterwarnings("error:flex_attention called without torch.compile")

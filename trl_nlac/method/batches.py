@@ -131,12 +131,8 @@ class TokenBatch:
 
     def to(self, device: torch.device) -> "TokenBatch":
         """Move the tensors to a device."""
-        return TokenBatch(
-            {name: value.to(device) for name, value in self.inputs.items()},
-            self.labels.to(device),
-            self.rows.to(device),
-            self.places.to(device),
-        )
+        inputs = {name: value.to(device) for name, value in self.inputs.items()}
+        return TokenBatch(inputs, *(values.to(device) for values in (self.labels, self.rows, self.places)))
 
 
 @dataclass
@@ -168,9 +164,7 @@ class NLACCollator:
 
     def __call__(self, examples: list[TrainingExample]) -> MicroBatch:
         taught = [example for example in examples if example.teacher_prompt is not None]
-        is_taught = [
-            example.teacher_prompt is not None for example in examples for _ in range(len(example.completion_ids))
-        ]
+        is_taught = [example.teacher_prompt is not None for example in examples for _ in example.completion_ids]
         transition_ids = [-1 if example.transition_id is None else example.transition_id for example in examples]
         return MicroBatch(
             examples,

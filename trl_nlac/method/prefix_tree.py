@@ -51,6 +51,7 @@ class PrefixTree:
         self.paths = paths
         # What an attention made of the tree for its own use, by the sliding window of the layer.
         self.layouts: dict[int | None, Any] = {}
+        self.tries_gradients = False  # whether each attention computes its own gradients as well, in a trial
 
     @classmethod
     def of(cls, sequences: Sequence[Sequence[int]]) -> "PrefixTree":

@@ -69,13 +69,8 @@ def make_environments(
     """Make the pool of environments; a `ValueError` if an option does not fit them."""
     if plays_prompts(environment_factory, tools, reward_funcs, train_dataset):
         environment_factory = Prompts
-    environments = EnvironmentPool(
-        environment_factory,
-        tools,
-        args.max_concurrent_environments,
-        args.environment_timeout,
-        workers=args.environment_workers,
-    )
+    limits = (args.max_concurrent_environments, args.environment_timeout)
+    environments = EnvironmentPool(environment_factory, tools, *limits, workers=args.environment_workers)
     if environments and args.environment_timeout is None:
         logger.warning(
             "`environment_timeout=None`: one environment, agent or server that hangs holds the run up for ever. Set "
@@ -216,15 +211,8 @@ def make_rollouts(
     if not args.async_rollouts:
         return Rollouts(environments, roles, rewards)
     players = Roles(roles.generator.beside(), roles.chat, roles.prompts, args, args.vllm_structured_outputs_regex)
-    return AsyncRollouts(
-        environments,
-        roles,
-        rewards,
-        players,
-        MAX_STALENESS * args.updates_per_iteration,
-        args.updates_per_iteration,
-        args.seed + args.process_index,
-    )
+    updates, seed = args.updates_per_iteration, args.seed + args.process_index
+    return AsyncRollouts(environments, roles, rewards, players, MAX_STALENESS * updates, updates, seed)
 
 
 def make_replay(args: NLACConfig, roles: Roles, replay_dataset: Dataset | None) -> PrioritizedReplay:

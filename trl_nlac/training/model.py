@@ -181,9 +181,7 @@ def base_revision(model: "PreTrainedModel | PeftModel", args: NLACConfig) -> str
 
 def tokenizer_folder(name: str) -> str | None:
     """Return the folder of an adapter if it has a tokenizer, as a trainer saves one with it; `None` if it is none."""
-    if Path(name, "tokenizer_config.json").is_file() and is_adapter(name):
-        return name
-    return None
+    return name if Path(name, "tokenizer_config.json").is_file() and is_adapter(name) else None
 
 
 def _check_model(model: "PreTrainedModel | PeftModel") -> None:

@@ -9,16 +9,20 @@ import torch
 from accelerate.logging import get_logger
 from accelerate.utils import extract_model_from_parallel, gather_object
 from torch import nn
-from torch._dynamo.exc import FailOnRecompileLimitHit
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
-from transformers import AttentionInterface, PreTrainedConfig
-from transformers.masking_utils import AttentionMaskInterface
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedConfig
 
 from ..generation.prefix_cache import can_be_continued, rope_of_length
 from ..method.batches import NLACCollator
 from ..method.head import answer_logits
 from ..method.prefix_tree import BLOCK, PrefixTree
-from ..private_names import flex_attention_forward, repeat_kv, sdpa_attention_forward, sdpa_mask
+from ..private_names import (
+    FailOnRecompileLimitHit,
+    flex_attention_forward,
+    repeat_kv,
+    sdpa_attention_forward,
+    sdpa_mask,
+)
 from ..types import Prompt, TrainingExample
 from .trial import TrialFailed, deviation, trial
 
@@ -59,7 +63,7 @@ def attend(
     Queries are `(B, H, N, D)`, keys and values `(B, K, N, D)`, and the output `(B, N, H, D)`, where `B` is 1 with a
     tree. `attention_mask` is used without a tree only. A window is counted in positions, as in separate sequences.
     Raise a `ValueError` if there is attention dropout. Raise a `RuntimeError` if FlexAttention would no longer be
-    compiled.
+    compiled. Where the tree `tries_gradients`, raise what the backward pass raises.
     """
     if prefix_tree is None:
         window = {} if sliding_window is None else {"sliding_window": sliding_window}
@@ -76,14 +80,24 @@ def attend(
     if torch.is_autocast_enabled(query.device.type):  # as it does for SDPA: a norm may have left float32
         dtype = torch.get_autocast_dtype(query.device.type)
         query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
-    if flexes:
-        return _flex(module, query, key, value, layout, scaling=scaling, **kwargs), None
+    compute = _flex if flexes else _by_pieces
+    if not prefix_tree.tries_gradients:
+        return compute(module, query, key, value, layout, scaling=scaling, **kwargs), None
+    with torch.enable_grad():
+        states = [values.detach().requires_grad_() for values in (query, key, value)]
+        output = compute(module, *states, layout, scaling=scaling, **kwargs)
+        gradients = torch.autograd.grad(output.float().square().sum(), states)
+    if not all(gradient.isfinite().all() for gradient in gradients):
+        raise ArithmeticError("its gradients are not finite")
+    return output.detach(), None
+
+
+def _by_pieces(module, query, key, value, pieces: list[Piece], scaling: float | None, **kwargs) -> torch.Tensor:
     if kwargs.get("softcap") is not None or kwargs.get("s_aux") is not None:
         raise ValueError("On a CPU, attention over prefix trees knows neither capped scores nor attention sinks.")
     groups = query.shape[1] // key.shape[1]
-    scale = 1 / math.sqrt(query.shape[-1]) if scaling is None else scaling
-    output = _PiecewiseAttention.apply(query, repeat_kv(key, groups), repeat_kv(value, groups), layout, scale)
-    return output.transpose(1, 2).contiguous(), None
+    output = _PiecewiseAttention.apply(query, repeat_kv(key, groups), repeat_kv(value, groups), pieces, scaling)
+    return output.transpose(1, 2).contiguous()
 
 
 def _flex(*args, **kwargs) -> torch.Tensor:
@@ -132,7 +146,7 @@ class _PiecewiseAttention(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx, query, key, value, pieces: list[Piece], scale: float):
+    def forward(ctx, query, key, value, pieces: list[Piece], scale: float | None):
         output = query.new_empty(query.shape, dtype=torch.float32)
         logsumexp = query.new_empty(query.shape[:-1], dtype=torch.float32)
         has_output = torch.zeros(query.shape[2], dtype=torch.bool)
@@ -214,9 +228,9 @@ def _indices(chosen: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 def start_sharing(model: nn.Module, config: PreTrainedConfig, args: "NLACConfig") -> bool:
     """
-    Let a model read trees, if it computes on a small one what it computes on separate sequences: the attention
-    implementation of its configuration changes. Otherwise the model stays as it is, and a warning names the reason.
-    All processes decide alike.
+    Let a model read trees, if it computes on a small one what it computes on separate sequences, and its attention has
+    gradients there: the attention implementation of its configuration changes. Otherwise the model stays as it is, and
+    a warning names the reason. All processes decide alike.
     """
     config = config.get_text_config()
     reason = _unfit(model, config, args)
@@ -227,7 +241,10 @@ def start_sharing(model: nn.Module, config: PreTrainedConfig, args: "NLACConfig"
         if reason:
             config._attn_implementation = "sdpa"
     if reason:
-        logger.warning(f"Prefixes that training samples share are computed for each of them: {reason}.")
+        logger.warning(
+            f"Prefixes that training samples share are computed for each of them: {reason}. Losses are the same, and "
+            "steps take longer; `trainer.shares_prefixes = False` skips the trial."
+        )
     return not reason
 
 
@@ -270,11 +287,12 @@ def _difference(model: nn.Module, config: PreTrainedConfig, args: "NLACConfig") 
         collate([TrainingExample("policy", Prompt.of(trunk[:cut]), end) for cut, end in ends]).tokens
         for collate in collators
     ]
+    batches[1].inputs["prefix_tree"].tries_gradients = True
     aux_losses = [] if args.router_aux_loss_coef else None
     try:
         separate, shared = trial(model, lambda: [answer_logits(model, batch, aux_losses) for batch in batches])
     except TrialFailed as failed:
-        return f"the model cannot read a tree ({failed})"
+        return f"the model cannot read a tree ({failed}), though another version of PyTorch may have what is missing"
     windows = set(batches[1].inputs["prefix_tree"].layouts)
     if windows != _windows(config):
         return f"its layers have the windows {windows}, and its configuration says {_windows(config)}"
