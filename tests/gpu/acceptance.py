@@ -12,11 +12,15 @@ the stages run on the CPU, in small, as far as they can.
 
 import argparse
 import json
+import math
 import os
 import platform
+import re
 import subprocess
 import sys
+import tempfile
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -54,6 +58,7 @@ STAGES = {
     "engine-lora-asleep": Stage(VLLM, "engine", "lora_asleep"),
     "server": Stage(VLLM, "engine", "server"),
 }
+KEPT = 8000  # characters of what a stage said last: launchers add much to its error
 VERSIONS = (*BASE, "trl", "datasets", "peft", "deepspeed", "vllm")
 
 
@@ -82,6 +87,31 @@ def gpus() -> list[str]:
         return []
 
 
+def run_whole(command: list[str], environment: dict[str, str], limit: float) -> tuple[int | None, str, str]:
+    """
+    Run a command; returns its status, output and errors. After `limit` seconds the status is `None`: it is ended with
+    all that it has started, also in sessions of their own, as launchers do.
+    """
+    with tempfile.TemporaryFile("w+") as output, tempfile.TemporaryFile("w+") as errors:
+        process = subprocess.Popen(command, stdout=output, stderr=errors, env=environment)
+        status = None
+        try:
+            status = process.wait(limit)
+        except subprocess.TimeoutExpired:
+            pass
+        finally:
+            if status is None:
+                import psutil  # comes with Accelerate
+
+                for each in [*psutil.Process(process.pid).children(recursive=True), process]:
+                    with suppress(psutil.NoSuchProcess):
+                        each.kill()
+                process.wait()
+        output.seek(0)
+        errors.seek(0)
+        return status, output.read(), errors.read()
+
+
 def run_stage(name: str, python: str, device: str, small: bool, limit: float) -> dict:
     """Run a stage; returns how it ended, its seconds, and what it found or why there is nothing."""
     versions = versions_of(python)
@@ -93,21 +123,19 @@ def run_stage(name: str, python: str, device: str, small: bool, limit: float) ->
     if launch and device == "cuda":
         config = str(ROOT / "trl_nlac" / "accelerate_configs" / launch)
         command += ["-m", "accelerate.commands.launch", "--num_processes", "1", "--config_file", config]
+        command += ["--main_process_port", "0"]  # a free one
     command += [str(HERE / "stages" / f"{script or name}.py"), *filter(None, [kind])]
     command += ["--device", device, *["--small"] * small]
     path = os.pathsep.join([str(ROOT), str(ROOT / "tests"), *filter(None, [os.environ.get("PYTHONPATH")])])
     start = time.perf_counter()
-    try:
-        done = subprocess.run(
-            command, capture_output=True, text=True, timeout=limit, env={**os.environ, "PYTHONPATH": path}
-        )
-    except subprocess.TimeoutExpired:
-        return {"result": "failed", "seconds": limit, "reason": f"not ready after {limit:.0f} seconds"}
+    status, output, errors = run_whole(command, {**os.environ, "PYTHONPATH": path}, limit)
     seconds = time.perf_counter() - start
-    if done.returncode:
-        return {"result": "failed", "seconds": seconds, "reason": (done.stderr or done.stdout)[-4000:]}
+    if status != 0:
+        reason = (errors or output).strip()[-KEPT:]
+        late = f"\nnot ready after {limit:.0f} seconds" if status is None else ""
+        return {"result": "failed", "seconds": seconds, "reason": reason + late}
     used = {package: versions[package] for package in VERSIONS if package in versions}
-    result = json.loads([line for line in done.stdout.splitlines() if line.startswith('{"')][-1])
+    result = json.loads([line for line in output.splitlines() if line.startswith('{"')][-1])
     if "left out" in result:
         return {"result": "left out", "seconds": seconds, "reason": result["left out"]}
     return {"result": "passed", "seconds": seconds, "found": result["found"], "versions": used}
@@ -123,8 +151,11 @@ def table(report: dict) -> str:
     for name, stage in report["stages"].items():
         found = stage.get("found", {})
         said = "; ".join(f"{key}: {_short(value)}" for key, value in found.items())
-        reason = (stage.get("reason", "").strip().splitlines() or [""])[-1].replace("|", "\\|")
-        lines.append(f"| {name} | {stage['result']} | {stage['seconds']:.0f} | {said or reason} |")
+        reason = stage.get("reason", "").strip()
+        # A launcher writes its own error after that of its process.
+        first = re.search(r"^(?:\[rank0\]: )?([\w.]+(?:Error|Exception|Interrupt)\b.*)", reason, re.MULTILINE)
+        shown = (first[1] if first else (reason.splitlines() or [""])[-1]).replace("|", "\\|")
+        lines.append(f"| {name} | {stage['result']} | {stage['seconds']:.0f} | {said or shown} |")
     return "\n".join(lines) + "\n"
 
 
@@ -138,16 +169,25 @@ def main(words: list[str] | None = None) -> int:
     parser.add_argument("--device", help="default: cuda where nvidia-smi finds a GPU, else cpu with --small")
     parser.add_argument("--small", action="store_true", help="sizes for a CPU")
     parser.add_argument("--limit", type=float, default=900, help="seconds of a stage at most (default: 900)")
+    parser.add_argument(
+        "--total", type=float, default=math.inf, help="seconds of all: a stage has 2/3 of what is left"
+    )
     parser.add_argument("--vllm_python", default=sys.executable, help="Python of the stages with vLLM")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--table", type=Path)
     args = parser.parse_args(words)
     if args.device is None:
         args.device, args.small = ("cuda", args.small) if gpus() else ("cpu", True)
+    end = time.perf_counter() + args.total
     report = {"device": args.device, "gpus": gpus(), "python": platform.python_version(), "stages": {}}
     for name in args.stages:
         python = args.vllm_python if "vllm" in STAGES[name].needs else sys.executable
-        report["stages"][name] = stage = run_stage(name, python, args.device, args.small, args.limit)
+        limit = min(args.limit, (end - time.perf_counter()) * 2 / 3)
+        if limit > 10:
+            stage = run_stage(name, python, args.device, args.small, limit)
+        else:
+            stage = {"result": "left out", "seconds": 0.0, "reason": "no time was left"}
+        report["stages"][name] = stage
         said = stage.get("reason") or json.dumps(stage["found"])
         print(f"{name}: {stage['result']} in {stage['seconds']:.0f} s\n{said}", flush=True)
         # After each stage, so that the machine can be taken away at any time.

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
 from gpu import acceptance
@@ -86,6 +87,38 @@ def test_what_a_stage_leaves_out(tmp_path, monkeypatch):
     (tmp_path / "stages" / "flex.py").write_text("""print('{"left out": "there is no GPU"}')""")
     stage = acceptance.run_stage("flex", sys.executable, "cpu", True, 60.0)
     assert (stage["result"], stage["reason"]) == ("left out", "there is no GPU")
+
+
+def test_a_stage_that_hangs(tmp_path, monkeypatch):
+    """It ends with what it has started, also in a session of its own, and its last words stay."""
+    monkeypatch.setattr(acceptance, "HERE", tmp_path)
+    (tmp_path / "stages").mkdir()
+    (tmp_path / "stages" / "flex.py").write_text("""
+import subprocess, sys, time
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
+print(child.pid, file=sys.stderr, flush=True)
+time.sleep(600)
+""")
+    stage = acceptance.run_stage("flex", sys.executable, "cpu", True, 8.0)
+    pid, last = stage["reason"].splitlines()
+    assert (stage["result"], last) == ("failed", "not ready after 8 seconds") and stage["seconds"] < 60
+    assert not psutil.pid_exists(int(pid)) or psutil.Process(int(pid)).status() == psutil.STATUS_ZOMBIE
+
+
+def test_the_time_of_all_stages(tmp_path, monkeypatch):
+    """Each has two thirds of what is left; without time, a stage is left out. The table shows a process's error."""
+    limits, error = [], "[rank0]: ValueError: of the process\nlauncher.ChildFailedError:\n====="
+
+    def run_stage(name, python, device, small, limit):
+        limits.append(limit)
+        return {"result": "failed", "seconds": 1.0, "reason": error}
+
+    monkeypatch.setattr(acceptance, "run_stage", run_stage)
+    words = ["--device", "cpu", "--stages", "device", "flex", "--table", str(tmp_path / "table.md")]
+    assert acceptance.main([*words, "--total", "90"]) == 1 and limits[0] == pytest.approx(60, abs=1)
+    assert "| device | failed | 1 | ValueError: of the process |" in (tmp_path / "table.md").read_text()
+    acceptance.main([*words, "--total", "9"])
+    assert len(limits) == 2 and "| flex | left out | 0 | no time was left |" in (tmp_path / "table.md").read_text()
 
 
 @pytest.mark.gpu
