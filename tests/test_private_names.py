@@ -19,23 +19,21 @@ PACKAGE = Path(trl_nlac.__file__).parent
 OF_TRAINER = """_determine_best_metric _evaluate _get_dataloader _get_grad_norm _get_output_dir _get_train_sampler
     _load_from_checkpoint _load_optimizer_and_scheduler _load_scaler _maybe_log_save_evaluate _move_model_to_device
     _prepare_inputs _push_from_checkpoint _run_epoch _save _save_checkpoint _save_optimizer_and_scheduler
-    _track_num_input_tokens""".split()
-# Methods and attributes that the package calls, sets or replaces.
-MEMBERS = {
-    **dict.fromkeys(OF_TRAINER, Trainer),
-    "_tag_names": private_names._BaseTrainer,
-    "_VALID_DICT_FIELDS": private_names._BaseConfig,
-    "_init_vllm": private_names.VLLMGeneration,
-    "_iter_named_params": private_names.VLLMGeneration,
-    "_sample": GenerationMixin,
-    "_supports_default_dynamic_cache": GenerationMixin,
-    "_attn_implementation": PreTrainedConfig,
-    "_dynamo": torch,
-    "_forward_pre_hooks": torch.nn.Module(),
-    "_scaled_dot_product_flash_attention_for_cpu": torch.ops.aten,
-    "_scaled_dot_product_flash_attention_for_cpu_backward": torch.ops.aten,
-    "_version": torch.Tensor,
+    _track_num_input_tokens"""
+# Methods and attributes that the package calls, sets or replaces, by what has them.
+OWNERS = {
+    Trainer: OF_TRAINER,
+    private_names._BaseTrainer: "_tag_names",
+    private_names._BaseConfig: "_VALID_DICT_FIELDS",
+    private_names.VLLMGeneration: "_init_vllm _iter_named_params",
+    GenerationMixin: "_sample _supports_default_dynamic_cache",
+    PreTrainedConfig: "_attn_implementation",
+    torch: "_dynamo",
+    torch.nn.Module(): "_forward_pre_hooks",
+    torch.ops.aten: "_scaled_dot_product_flash_attention_for_cpu _scaled_dot_product_flash_attention_for_cpu_backward",
+    torch.Tensor: "_version",
 }
+MEMBERS = {name: owner for owner, names in OWNERS.items() for name in names.split()}
 # What only objects have, and functions take: in which source each is.
 SOURCES = {
     "accelerate.state": "_set_sync_gradients",
@@ -139,15 +137,11 @@ def test_no_others_are_used():
     "plant",
     [
         "from trl.trainer.utils import pad",
-        "from trl import _utils",
         "import vllm.v1.engine",
-        "from vllm.distributed import parallel_state",
         "from torch._inductor import config",
-        "from accelerate.utils._private import name",
         "from deepspeed.runtime.engine import MEMORY_OPT_ALLREDUCE_SIZE",
         "from transformers.integrations.sdpa_attention import use_gqa_in_sdpa",
         "from importlib import import_module\nimport_module('trl.trainer.utils')",
-        "model._no_split_modules",
         "self.model_wrapped._inner_training_loop()",
         "cached_file(name, _commit_hash=None)",
         "parameter.ds_status",

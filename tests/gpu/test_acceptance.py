@@ -81,25 +81,27 @@ def test_what_the_bundle_packs_stands_alone(tmp_path):
         assert stages["server"]["result"] == "left out" and stages["server"]["reason"]
 
 
-def test_what_a_stage_leaves_out(tmp_path, monkeypatch):
+def run_stand_in(tmp_path, monkeypatch, program: str, limit: float) -> dict:
     monkeypatch.setattr(acceptance, "HERE", tmp_path)
     (tmp_path / "stages").mkdir()
-    (tmp_path / "stages" / "flex.py").write_text("""print('{"left out": "there is no GPU"}')""")
-    stage = acceptance.run_stage("flex", sys.executable, "cpu", True, 60.0)
+    (tmp_path / "stages" / "flex.py").write_text(program)
+    return acceptance.run_stage("flex", sys.executable, "cpu", True, limit)
+
+
+def test_what_a_stage_leaves_out(tmp_path, monkeypatch):
+    stage = run_stand_in(tmp_path, monkeypatch, """print('{"left out": "there is no GPU"}')""", 60.0)
     assert (stage["result"], stage["reason"]) == ("left out", "there is no GPU")
 
 
 def test_a_stage_that_hangs(tmp_path, monkeypatch):
     """It ends with what it has started, also in a session of its own, and its last words stay."""
-    monkeypatch.setattr(acceptance, "HERE", tmp_path)
-    (tmp_path / "stages").mkdir()
-    (tmp_path / "stages" / "flex.py").write_text("""
+    program = """
 import subprocess, sys, time
 child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
 print(child.pid, file=sys.stderr, flush=True)
 time.sleep(600)
-""")
-    stage = acceptance.run_stage("flex", sys.executable, "cpu", True, 8.0)
+"""
+    stage = run_stand_in(tmp_path, monkeypatch, program, 8.0)
     pid, last = stage["reason"].splitlines()
     assert (stage["result"], last) == ("failed", "not ready after 8 seconds") and stage["seconds"] < 60
     assert not psutil.pid_exists(int(pid)) or psutil.Process(int(pid)).status() == psutil.STATUS_ZOMBIE
