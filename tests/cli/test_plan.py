@@ -220,7 +220,7 @@ def test_a_plan_ends_with_a_command_that_fits(capsys):
     command = printed.splitlines()[-1].strip()
     again, _ = plan_of(f"{command.removeprefix('trl-nlac train ')} --gpus 1x24GB")
     assert command.startswith("trl-nlac train --accelerate_config single_gpu") and again.fits
-    hours = plan.args.num_train_epochs * 100 / plan.args.episodes_per_iteration
+    hours = plan.options.num_train_epochs * 100 / plan.options.episodes_per_iteration
     assert plan.hours == pytest.approx(hours * sum(phase.seconds for phase in plan.iteration) / 3600)
     whole = timedelta(seconds=round(3600 * plan.hours))
     assert f"The whole run: {whole}." in printed and "cache: keys and values" in printed

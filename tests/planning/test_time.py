@@ -82,7 +82,7 @@ def test_all_that_is_generated_at_once_is_planned(tmp_path):
 
 def test_limits_of_single_roles_are_planned(tmp_path):
     plain, long = make_plan(tmp_path), make_plan(tmp_path, role_sampling={"refine": {"max_tokens": 16384}})
-    assert plain.longest == (8192, plain.args.max_completion_length) and long.longest == (8192, 16384)
+    assert plain.longest == (8192, plain.options.max_completion_length) and long.longest == (8192, 16384)
     assert long.batch_tokens > plain.batch_tokens
 
 

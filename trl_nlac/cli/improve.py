@@ -77,8 +77,8 @@ def run(words: list[str]) -> None:
     parser = TrainParser()
     of_machine = {} if torch.accelerator.is_available() else {"use_cpu": True, "bf16": False}
     parser.set_defaults_with_config(**DEFAULTS, **of_machine)
-    script_args, model_args, config = parser.read([*others, "--output_dir", str(output / MODEL)])
-    _refuse_unread(script_args, config)
+    script_args, model_args, options = parser.read([*others, "--output_dir", str(output / MODEL)])
+    _refuse_unread(script_args, options)
     model = model_args.model_name_or_path
     if not model:
         raise CommandError("--model_name_or_path is missing: name the model to improve.")
@@ -96,17 +96,17 @@ def run(words: list[str]) -> None:
             prompts = NLACPrompts.from_file(script_args.prompts)
     with one_line_errors():
         found = read_logs(args.logs, lambda path: load_actions(_model_of(path, model))[0], args.outcome)
-    actions = _choose_actions(model, model_args, config, found)
-    base = _load_agent(model, model_args, config, prompts)
-    config.max_prompt_length = base.options.max_prompt_length  # which the model's context can have lowered
-    found.rows, problems = readable_rows(found.rows, actions, prompts, config.max_prompt_length)
+    actions = _choose_actions(model, model_args, options, found)
+    base = _load_agent(model, model_args, options, prompts)
+    options.max_prompt_length = base.options.max_prompt_length  # which the model's context can have lowered
+    found.rows, problems = readable_rows(found.rows, actions, prompts, options.max_prompt_length)
     for problem in problems:
         found.refuse(problem)
-    _say_what_was_read(found, args.logs, config.success_threshold)
+    _say_what_was_read(found, args.logs, options.success_threshold)
     if len(found.rows) < 2:
         raise CommandError(f"{', '.join(args.logs)}: fewer than two conversations can be read.")
-    training, held_out, is_by_task = split_by_task(found.rows, args.held_out_share, config.seed)
-    print(f"Actions are read and trained as {config.action_format!r} (--action_format).")
+    training, held_out, is_by_task = split_by_task(found.rows, args.held_out_share, options.seed)
+    print(f"Actions are read and trained as {options.action_format!r} (--action_format).")
     kind = "of other tasks" if is_by_task else "of the same task, the only one"
     print(f"{len(training)} conversations to train on; {len(held_out)} held out, {kind}.", flush=True)
     for logs, rows in (("held_out", held_out), ("training", training)):
@@ -116,17 +116,17 @@ def run(words: list[str]) -> None:
         "files": args.logs,
         "format": found.format,
         "model": model,
-        "logs": describe(found.rows, config.success_threshold),
+        "logs": describe(found.rows, options.success_threshold),
         "unreadable": dict(found.unreadable.most_common()),
         "notes": dict(found.notes.most_common()),
-        "held_out": _describe_held_out(held_out, is_by_task, config.success_threshold),
+        "held_out": _describe_held_out(held_out, is_by_task, options.success_threshold),
         "after": None,
         "guard": None,
         "warnings": [],
         "seconds": {},
     }
-    review = LogReview(found.rows, held_out, args.num_critiques, config.seed)
-    report["before"], _ = _review(base, review, args, script_args, config)
+    review = LogReview(found.rows, held_out, args.num_critiques, options.seed)
+    report["before"], _ = _review(base, review, args, script_args, options)
     report["seconds"]["first_report"] = time.perf_counter() - start
     _write(output, report)
     print(f"{report['seconds']['first_report']:.0f} s: first report in {output / REPORT}", flush=True)
@@ -136,16 +136,16 @@ def run(words: list[str]) -> None:
     _free_memory()
     files = output / LOGS / "training.jsonl"
     try:
-        report["seconds"]["training"], repository = _train(script_args, model_args, config, parser.unsupported, files)
+        report["seconds"]["training"], repository = _train(script_args, model_args, options, parser.unsupported, files)
     except Exception as error:
         report["warnings"] = [f"Training failed: {printable(str(error))}"]
         _write(output, report)
         raise
     _free_memory()
-    trained = _load_agent(str(output / MODEL), model_args, config, prompts)
-    report["after"], judged = _review(trained, review, args, script_args, config)
+    trained = _load_agent(str(output / MODEL), model_args, options, prompts)
+    report["after"], judged = _review(trained, review, args, script_args, options)
     report["warnings"] = list(read_warnings(output / MODEL))
-    report["guard"] = _calibrate(judged, config.success_threshold, output / MODEL)
+    report["guard"] = _calibrate(judged, options.success_threshold, output / MODEL)
     report["seconds"]["all"] = time.perf_counter() - start
     _write(output, report)
     for part, names in SHOWN.items():
@@ -154,7 +154,7 @@ def run(words: list[str]) -> None:
             if name in before and name in after:
                 print(f"{name}: {before[name]:.3f} before, {after[name]:.3f} after")
     if repository is not None and report["guard"] is not None:
-        _push_guard(output / MODEL, repository, config)
+        _push_guard(output / MODEL, repository, options)
     print(f"{report['seconds']['all']:.0f} s: report in {output / REPORT}, model in {output / MODEL}")
 
 
@@ -177,19 +177,19 @@ def _read_words(words: list[str]) -> tuple[argparse.Namespace, list[str]]:
     return args, others
 
 
-def _refuse_unread(script_args: TrainArguments, config: NLACConfig) -> None:
+def _refuse_unread(script_args: TrainArguments, options: NLACConfig) -> None:
     """Refuse options of training that mean nothing here."""
     if script_args.replay_dataset:
         raise CommandError(
             f"--replay_dataset {script_args.replay_dataset}: the logs are named first, without an option."
         )
-    if config.resume_from_checkpoint:
+    if options.resume_from_checkpoint:
         raise CommandError(
-            f"--resume_from_checkpoint {config.resume_from_checkpoint}: to train on, give the folder of the model to "
+            f"--resume_from_checkpoint {options.resume_from_checkpoint}: to train on, give the folder of the model to "
             "`trl-nlac train` as --model_name_or_path, with --replay_dataset for the file of logs beside it and an "
             "--output_dir of its own."
         )
-    if config.world_size > 1:
+    if options.world_size > 1:
         raise CommandError(
             "improve trains in one process. Use --only_report, and train on the file of logs that it writes with "
             "`trl-nlac train --replay_dataset`."
@@ -203,25 +203,25 @@ def _model_of(path: Path, model: str) -> str:
 
 
 def _choose_actions(
-    model: str, model_args: ModelConfig, config: NLACConfig, found: LoggedConversations
+    model: str, model_args: ModelConfig, options: NLACConfig, found: LoggedConversations
 ) -> ActionFormat:
     """Choose the format of actions: that of the options, or else the one in which most of the logs are written."""
     with one_line_errors_of_files(f"--model_name_or_path {model}"):
         tokenizer = AutoTokenizer.from_pretrained(
-            model, revision=model_args.model_revision, trust_remote_code=config.trust_remote_code
+            model, revision=model_args.model_revision, trust_remote_code=options.trust_remote_code
         )
-        chat = ChatEncoder(tokenizer, config.chat_template_kwargs)
-    if config.action_format is None:
+        chat = ChatEncoder(tokenizer, options.chat_template_kwargs)
+    if options.action_format is None:
         said = [message for row in found.rows for message in row["messages"] if message["role"] == "assistant"]
         texts = [message["content"] for message in said if message["content"] or not message.get("tool_calls")]
         num_calls = sum(bool(message.get("tool_calls")) for message in said)
         if num_calls and chat.calls_tools:
-            config.action_format = "tool_call"
+            options.action_format = "tool_call"
         elif num_calls or (texts and 2 * sum(parse_react(text) is not None for text in texts) >= len(texts)):
-            config.action_format = "react"
+            options.action_format = "react"
         else:
-            config.action_format = "text"
-    return ActionFormat(chat, choose_format(config.action_format, chat, tools=[]), config.keep_history)
+            options.action_format = "text"
+    return ActionFormat(chat, choose_format(options.action_format, chat, tools=[]), options.keep_history)
 
 
 def _say_what_was_read(found: LoggedConversations, names: list[str], success_threshold: float) -> None:
@@ -254,46 +254,46 @@ def _describe_held_out(rows: list[dict[str, Any]], is_by_task: bool, success_thr
     }
 
 
-def _load_agent(model: str, model_args: ModelConfig, config: NLACConfig, prompts: NLACPrompts) -> NLACAgent:
+def _load_agent(model: str, model_args: ModelConfig, options: NLACConfig, prompts: NLACPrompts) -> NLACAgent:
     """Load the agent of a model as it is trained: quantized, for example, where it would not fit otherwise."""
-    options = {option.name: vars(config)[option.name] for option in fields(RoleOptions)}
+    of_roles = {option.name: vars(options)[option.name] for option in fields(RoleOptions)}
     is_base = model == model_args.model_name_or_path
     loading = {"dtype": model_args.dtype or "auto", "attn_implementation": model_args.attn_implementation}
     if (quantization_config := get_quantization_config(model_args)) is not None:
-        device = "cpu" if config.use_cpu else present_device()
+        device = "cpu" if options.use_cpu else present_device()
         loading |= {"quantization_config": quantization_config, "device_map": {"": device}}
     with one_line_errors_of_files(model):
         return NLACAgent.from_pretrained(
             model,
             prompts=prompts,
-            device="cpu" if config.use_cpu else None,
+            device="cpu" if options.use_cpu else None,
             revision=model_args.model_revision if is_base else None,
-            trust_remote_code=config.trust_remote_code,
+            trust_remote_code=options.trust_remote_code,
             backend_kwargs=loading,
-            **options,
+            **of_roles,
         )
 
 
 def _review(
-    agent: NLACAgent, review: LogReview, args: argparse.Namespace, script_args: TrainArguments, config: NLACConfig
+    agent: NLACAgent, review: LogReview, args: argparse.Namespace, script_args: TrainArguments, options: NLACConfig
 ) -> tuple[dict[str, Any], list]:
     """Measure the critic, let it find what went wrong, and play, if there is an environment."""
-    torch.manual_seed(config.seed)
+    torch.manual_seed(options.seed)
     judged = review.judge_held_out(agent)
     findings, num_judged = review.find(agent, args.num_findings)
     result = {
-        "critic": critic_metrics(judged, config.success_threshold),
+        "critic": critic_metrics(judged, options.success_threshold),
         "judged_steps": num_judged,
         "findings": [asdict(finding) for finding in findings],
         "environment": None,
     }
     if script_args.environment_factory or script_args.tools:
-        result["environment"] = _play(agent, args, script_args, config)
+        result["environment"] = _play(agent, args, script_args, options)
     return result, judged
 
 
 def _play(
-    agent: NLACAgent, args: argparse.Namespace, script_args: TrainArguments, config: NLACConfig
+    agent: NLACAgent, args: argparse.Namespace, script_args: TrainArguments, options: NLACConfig
 ) -> dict[str, float]:
     if script_args.eval_dataset_name:
         rows = load_rows(script_args.eval_dataset_name)
@@ -307,13 +307,13 @@ def _play(
             environment_kwargs=json.dumps(script_args.environment_kwargs or {}),
             tools=script_args.tools,
             reward_funcs=script_args.reward_funcs,
-            reward_weights=config.reward_weights,
-            **environment_options(config),
+            reward_weights=options.reward_weights,
+            **environment_options(options),
         )
     )
     try:
         evaluation = agent.evaluate(
-            pool, tasks, config.num_eval_episodes, num_critiques=0, seed=config.seed, rewards=rewards
+            pool, tasks, options.num_eval_episodes, num_critiques=0, seed=options.seed, rewards=rewards
         )
         found = joint_metrics(evaluation)
         return {name: value for name, value in found.items() if name.startswith(("episode/", "environment/"))}
@@ -324,7 +324,7 @@ def _play(
 def _train(
     script_args: TrainArguments,
     model_args: ModelConfig,
-    config: NLACConfig,
+    options: NLACConfig,
     unsupported: CommandError | None,
     logs: Path,
 ) -> tuple[float, str | None]:
@@ -339,13 +339,13 @@ def _train(
         dataset_test_split=None,
         replay_dataset=str(logs),
     )
-    trainer = make_trainer(alone, model_args, config, unsupported)
+    trainer = make_trainer(alone, model_args, options, unsupported)
     start = time.perf_counter()
     trainer.train()
     trainer.save_model()
-    if config.push_to_hub:
+    if options.push_to_hub:
         trainer.push_to_hub()
-    note_run(script_args, config)  # where `trl-nlac evaluate` finds the environment
+    note_run(script_args, options)  # where `trl-nlac evaluate` finds the environment
     return time.perf_counter() - start, trainer.hub_model_id
 
 
@@ -369,14 +369,14 @@ def _calibrate(judged: list, success_threshold: float, model: Path) -> dict[str,
     return {**thresholds, "measured": measured, "steps": number}
 
 
-def _push_guard(model: Path, repository: str, config: NLACConfig) -> None:
+def _push_guard(model: Path, repository: str, options: NLACConfig) -> None:
     """Add the guard to the model on the Hub, which was pushed before it could be measured."""
     upload_file(
         path_or_fileobj=model / GUARD_FILE,
         path_in_repo=GUARD_FILE,
         repo_id=repository,
-        token=config.hub_token,
-        revision=config.hub_revision,
+        token=options.hub_token,
+        revision=options.hub_revision,
         commit_message="Guard",
     )
 

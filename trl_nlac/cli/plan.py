@@ -65,8 +65,8 @@ def run(words: list[str]) -> None:
     changes, fitting = found
     if changes:
         names |= {name: value for name, value in changes.items() if name in names}
-        options = {name: value for name, value in changes.items() if name not in names}
-        words = [word for name, value in options.items() for word in (f"--{name}", str(value))]
+        of_training = {name: value for name, value in changes.items() if name not in names}
+        words = [word for name, value in of_training.items() for word in (f"--{name}", str(value))]
         lines = launch_lines(fitting, names, [*others, *words])
         print(f"With {as_text(changes)} it fits; {fitting.margin / 1e9:.1f} GB are left.")
     print("Start it with:", *(f"  {line}" for line in lines), sep="\n")
@@ -157,11 +157,11 @@ def _sharing(name: str, processes: int) -> Sharing:
         config = load_config_from_file(path)
     kind = config.distributed_type.value
     if kind == "DEEPSPEED":
-        options = config.deepspeed_config
-        if "zero_stage" not in options:
+        deepspeed = config.deepspeed_config
+        if "zero_stage" not in deepspeed:
             raise CommandError(f"--accelerate_config {name}: it has no zero_stage, which the plan needs.")
-        offloads = [options.get(f"offload_{what}_device", "none") != "none" for what in ("optimizer", "param")]
-        return Sharing("zero3" if options["zero_stage"] == 3 else "zero2", processes, *offloads)
+        offloads = [deepspeed.get(f"offload_{what}_device", "none") != "none" for what in ("optimizer", "param")]
+        return Sharing("zero3" if deepspeed["zero_stage"] == 3 else "zero2", processes, *offloads)
     kinds = {"NO": "none", "MULTI_GPU": "ddp", "MULTI_CPU": "ddp", "FSDP": "fsdp2"}
     if kind not in kinds:
         raise CommandError(f"--accelerate_config {name}: the distributed_type {kind} cannot be planned.")
@@ -172,31 +172,30 @@ def _sharing(name: str, processes: int) -> Sharing:
 
 def launch_lines(plan: Plan, names: dict[str, str], words: list[str]) -> list[str]:
     """Return the lines that start the server, if any, and the run. What only the user knows is a variable."""
-    lines, machines, of_server = [], plan.machines, ""
-    if plan.args.use_vllm and plan.args.vllm_mode == "server" and machines.server_gpus:
+    lines, of_server, options, processes = [], "", plan.options, plan.sharing.processes
+    if options.use_vllm and options.vllm_mode == "server" and plan.machines.server_gpus:
         command = ["vllm", "serve", names["model"], "--tensor-parallel-size", str(plan.tensor_parallel)]
-        if plan.args.vllm_max_model_length:
-            command += ["--max-model-len", str(plan.args.vllm_max_model_length)]
-        command += ["--max-num-seqs", str(plan.args.max_generation_batch_size * plan.sharing.processes)]
+        if options.vllm_max_model_length:
+            command += ["--max-model-len", str(options.vllm_max_model_length)]
+        command += ["--max-num-seqs", str(options.max_generation_batch_size * processes)]
         variable = "VLLM_SERVER_DEV_MODE=1"
         if plan.shape.has_adapters:
             variable = "VLLM_ALLOW_RUNTIME_LORA_UPDATING=True"
             rank = allowed_rank(min(plan.shape.adapter_rank, HIGHEST_RANK))  # more is a problem of the plan
             command += ["--enable-lora", "--max-loras", "3", "--max-lora-rank", str(rank)]
-        elif plan.args.vllm_server_weights_dir is None:
+        elif options.vllm_server_weights_dir is None:
             command += ["--weight-transfer-config", '{"backend": "nccl"}']
         lines.append(f"{variable} {shlex.join(command)}")
-        if plan.args.vllm_server_base_url is None and plan.args.vllm_server_host == GenerationOptions.vllm_server_host:
+        if options.vllm_server_base_url is None and options.vllm_server_host == GenerationOptions.vllm_server_host:
             of_server += " --vllm_server_host $ADDRESS_OF_SERVER"
-        if plan.shape.has_adapters and plan.args.vllm_server_weights_dir is None:
+        if plan.shape.has_adapters and options.vllm_server_weights_dir is None:
             of_server += " --vllm_server_weights_dir $FOLDER_THAT_BOTH_SEE"
-    processes = plan.sharing.processes
     command = ["trl-nlac", "train", "--accelerate_config", names["accelerate_config"]]
     if processes > 1:
         command += ["--num_processes", str(processes)]
     line = shlex.join(command)
-    if machines.nodes > 1:
-        line += f" --num_machines {machines.nodes} --machine_rank $RANK_OF_THIS_NODE"
+    if plan.machines.nodes > 1:
+        line += f" --num_machines {plan.machines.nodes} --machine_rank $RANK_OF_THIS_NODE"
         line += " --main_process_ip $ADDRESS_OF_NODE_0 --main_process_port 29500"
     return [*lines, f"{line} {shlex.join(words)}".strip() + of_server]
 
@@ -221,7 +220,7 @@ def as_json(plan: Plan, lines: list[str]) -> dict:
         "trained_parameters": plan.shape.trained,
         "tokens_of_a_pass": plan.batch_tokens,
         "cache_tokens": plan.cache_tokens,
-        "asked_tokens": plan.asked_tokens if plan.args.use_vllm else None,
+        "asked_tokens": plan.asked_tokens if plan.options.use_vllm else None,
         "iteration": [phase._asdict() for phase in plan.iteration],
         "longest_phase": max(plan.iteration, key=lambda phase: phase.seconds).name,
         "hours": plan.hours,
@@ -253,11 +252,11 @@ def show(plan: Plan) -> None:
         )
     lines_of_text += [f"Does not fit: {text}" for text in plan.problems] + [f"Mind: {text}" for text in plan.warnings]
     print(*lines_of_text, sep="\n")
-    args, lengths = plan.args, plan.lengths
-    episodes = "1 episode" if args.episodes_per_iteration == 1 else f"{args.episodes_per_iteration:,} episodes"
+    number, lengths = plan.options.episodes_per_iteration, plan.lengths
+    episodes = "1 episode" if number == 1 else f"{number:,} episodes"
     print(
-        f"An iteration: {args.samples_per_iteration:,} transitions, {episodes} of {lengths.turns:g} turns, prompts of "
-        f"{lengths.prompt:g} tokens, answers of {lengths.answer:g}."
+        f"An iteration: {plan.options.samples_per_iteration:,} transitions, {episodes} of {lengths.turns:g} turns, "
+        f"prompts of {lengths.prompt:g} tokens, answers of {lengths.answer:g}."
     )
     console.print(_time_table(plan))
     unknown = "unknown: give --max_steps, or --num_tasks"

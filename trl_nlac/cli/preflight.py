@@ -61,13 +61,13 @@ def run(words: list[str]) -> None:
 
 def _trial(folder: str, of_run: NLACConfig) -> list[str]:
     """Return the options that make one iteration of a run, which leaves nothing behind."""
-    options = {"output_dir": folder, "overwrite_output_dir": True, "max_steps": of_run.updates_per_iteration}
-    options |= {"logging_strategy": "steps", "logging_steps": 1, "report_to": "none", "disable_tqdm": True}
-    options |= {"save_strategy": "no", "eval_strategy": "no", "eval_on_start": False, "load_best_model_at_end": False}
-    options |= {"push_to_hub": False, "log_completions": False, "audit_samples": 0}
+    changes = {"output_dir": folder, "overwrite_output_dir": True, "max_steps": of_run.updates_per_iteration}
+    changes |= {"logging_strategy": "steps", "logging_steps": 1, "report_to": "none", "disable_tqdm": True}
+    changes |= {"save_strategy": "no", "eval_strategy": "no", "eval_on_start": False, "load_best_model_at_end": False}
+    changes |= {"push_to_hub": False, "log_completions": False, "audit_samples": 0}
     if of_run.lr_scheduler_type in ("reduce_lr_on_plateau", "greedy"):  # which follow evaluations
-        options["lr_scheduler_type"] = "constant"
-    return [word for name, value in options.items() for word in (f"--{name}", str(value))]
+        changes["lr_scheduler_type"] = "constant"
+    return [word for name, value in changes.items() for word in (f"--{name}", str(value))]
 
 
 class Trial(TrainerCallback):
@@ -102,9 +102,9 @@ class Trial(TrainerCallback):
     def _play(self, act: Act | None) -> float:
         """Play the tasks as often as it takes; return the success rate. A failure in every episode is an error."""
         trainer = self.trainer
-        dataset, args = trainer.eval_dataset or trainer.train_dataset, trainer.args
-        order = random.Random(args.seed).sample(range(len(dataset)), len(dataset))
-        places = range(args.process_index, self.num_episodes, args.world_size)
+        dataset, options = trainer.eval_dataset or trainer.train_dataset, trainer.args
+        order = random.Random(options.seed).sample(range(len(dataset)), len(dataset))
+        places = range(options.process_index, self.num_episodes, options.world_size)
         tasks = {place: dataset[order[place % len(order)]] for place in places}
         evaluation = evaluate_policy(
             trainer.environments, tasks, trainer.roles, num_critiques=0, act=act, rewards=trainer.rewards

@@ -31,21 +31,21 @@ def run(words: list[str]) -> None:
     if any(word.partition("=")[0] == OPTION for word in words):
         launch(words)
     parser = TrainParser()
-    script_args, model_args, args = parser.read(words)
-    checkpoint = find_checkpoint(args)
-    if checkpoint is None and not args.overwrite_output_dir:
+    script_args, model_args, options = parser.read(words)
+    checkpoint = find_checkpoint(options)
+    if checkpoint is None and not options.overwrite_output_dir:
         with one_line_errors():
-            check_unused(args.output_dir)  # again once it is locked, but a model can take minutes to load
-    trainer = make_trainer(script_args, model_args, args, parser.unsupported)
+            check_unused(options.output_dir)  # again once it is locked, but a model can take minutes to load
+    trainer = make_trainer(script_args, model_args, options, parser.unsupported)
     try:
         trainer.train(resume_from_checkpoint=checkpoint)
     except (KeyboardInterrupt, SystemExit):
         if trainer.saved_step == trainer.state.global_step:
             print_summary(trainer, resume=resume_command(words))
         raise
-    if not (trainer.had_ended and _is_saved(Path(args.output_dir))):
+    if not (trainer.had_ended and _is_saved(Path(options.output_dir))):
         trainer.save_model()
-        if args.push_to_hub:
+        if options.push_to_hub:
             trainer.push_to_hub()
     print_summary(trainer)
     trainer.accelerator.end_training()  # else torch can abort a process that ends while its group still runs
@@ -64,7 +64,7 @@ def _is_saved(folder: Path) -> bool:
 
 
 def make_trainer(
-    script_args: TrainArguments, model_args: ModelConfig, args: NLACConfig, unsupported: CommandError | None = None
+    script_args: TrainArguments, model_args: ModelConfig, options: NLACConfig, unsupported: CommandError | None = None
 ) -> NLACTrainer:
     """
     Make the trainer that the options describe. When training begins, it writes the origin of the run into its folder.
@@ -83,7 +83,7 @@ def make_trainer(
         raise CommandError("--model_name_or_path is missing: name the base model.")
     environment = load_environment(script_args.environment_factory, script_args.environment_kwargs or {})
     tools = load_objects(script_args.tools)
-    if (environment or tools) and tasks is None and args.max_steps <= 0:
+    if (environment or tools) and tasks is None and options.max_steps <= 0:
         raise CommandError(
             "--dataset_name is missing: name the tasks. If the environment has its own, set --max_steps."
         )
@@ -94,15 +94,15 @@ def make_trainer(
     else:
         eval_tasks = None
     with one_line_errors():
-        if args.eval_strategy != "no" and eval_tasks is None:
+        if (strategy := options.eval_strategy) != "no" and eval_tasks is None:
             raise ValueError(
-                f"--eval_strategy {args.eval_strategy} needs tasks: add --eval_dataset_name or --dataset_test_split."
+                f"--eval_strategy {strategy} needs tasks: add --eval_dataset_name or --dataset_test_split."
             )
-        args.model_init_kwargs = {
+        options.model_init_kwargs = {
             "revision": model_args.model_revision,
             "attn_implementation": model_args.attn_implementation,
             "dtype": model_args.dtype,
-            **(args.model_init_kwargs or {}),
+            **(options.model_init_kwargs or {}),
         }
         with one_line_errors_of_files(f"--model_name_or_path {model_args.model_name_or_path}"):
             name, revision = model_args.model_name_or_path, model_args.model_revision
@@ -115,12 +115,12 @@ def make_trainer(
         replay = load_conversations(script_args.replay_dataset)
         if environment or tools:
             datasets = [tasks, *([] if eval_tasks is None else [eval_tasks])]
-            try_reset(environment, tools, args.environment_timeout, datasets)
+            try_reset(environment, tools, options.environment_timeout, datasets)
         if unsupported is not None:
             raise unsupported
         trainer = NLACTrainer(
             model=model_args.model_name_or_path,
-            args=args,
+            args=options,
             train_dataset=tasks,
             eval_dataset=eval_tasks,
             environment_factory=environment,
@@ -132,7 +132,7 @@ def make_trainer(
             quantization_config=get_quantization_config(model_args),
         )
     if trainer.is_world_process_zero():
-        trainer.add_callback(NoteRunCallback(lambda: trainer.had_ended or note_run(script_args, args)))
+        trainer.add_callback(NoteRunCallback(lambda: trainer.had_ended or note_run(script_args, options)))
     return trainer
 
 
@@ -140,7 +140,7 @@ class NoteRunCallback(TrainBeginCallback):
     """A class of its own: transformers warns of two callbacks of the same."""
 
 
-def note_run(script_args: TrainArguments, args: NLACConfig) -> None:
+def note_run(script_args: TrainArguments, options: NLACConfig) -> None:
     """Write down the origin of the run; of its tasks those for evaluation, if there are any."""
     tasks = {"dataset_name": script_args.dataset_name, "dataset_config": script_args.dataset_config}
     if script_args.eval_dataset_name:
@@ -148,24 +148,24 @@ def note_run(script_args: TrainArguments, args: NLACConfig) -> None:
     elif script_args.dataset_name:
         tasks["dataset_split"] = script_args.dataset_test_split or script_args.dataset_train_split
     note_origin(
-        args.output_dir,
+        options.output_dir,
         script_args.environment_factory,
         script_args.environment_kwargs or {},
         **tasks,
         tools=script_args.tools,
         reward_funcs=script_args.reward_funcs,
-        reward_weights=args.reward_weights,
-        options=args,
+        reward_weights=options.reward_weights,
+        options=options,
     )
 
 
-def find_checkpoint(args: NLACConfig) -> str | None:
+def find_checkpoint(options: NLACConfig) -> str | None:
     """Find the checkpoint to resume from; `last`, or `True`, is the newest of the run, if there is one."""
-    checkpoint = args.resume_from_checkpoint
+    checkpoint = options.resume_from_checkpoint
     if not checkpoint:
         return None
     if checkpoint in (True, "last", "True", "true"):
-        return get_last_checkpoint(args.output_dir) if Path(args.output_dir).is_dir() else None
+        return get_last_checkpoint(options.output_dir) if Path(options.output_dir).is_dir() else None
     if not Path(checkpoint).is_dir():
         raise CommandError(
             f"--resume_from_checkpoint {checkpoint} is not a folder: name a checkpoint, or `last` for the newest in "

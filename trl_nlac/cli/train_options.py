@@ -106,7 +106,7 @@ class TrainParser(TrlParser):
             raise CommandError(unknown_option(word, self._option_string_actions))
         if from_file or left:
             raise CommandError(f"{(from_file + left)[0]!r} does not belong to an option.")
-        script_args, model_args, args, others = parsed
+        script_args, model_args, options, others = parsed
         if others.accelerate_config is not None:
             raise CommandError(
                 f"accelerate_config: {others.accelerate_config} starts the processes, and stands in a file that each "
@@ -115,4 +115,4 @@ class TrainParser(TrlParser):
         for name in ("prompts", "dataset_name", "eval_dataset_name"):
             setattr(script_args, name, find_path(vars(script_args)[name]))
         model_args.model_name_or_path = find_path(model_args.model_name_or_path)
-        return script_args, model_args, args
+        return script_args, model_args, options

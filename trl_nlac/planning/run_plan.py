@@ -57,7 +57,7 @@ class Plan:
     shape: ModelShape
     machines: Machines
     sharing: Sharing
-    args: NLACConfig
+    options: NLACConfig
     rates: Rates
     loaded: float  # bytes of a weight as the model is loaded
     context: int  # tokens that the model can read
@@ -68,7 +68,8 @@ class Plan:
 
     @property
     def precision(self) -> Precision:
-        return Precision.of(self.sharing.kind, self.loaded, self.args.bf16 or self.args.fp16, self.shape.has_adapters)
+        is_half = self.options.bf16 or self.options.fp16
+        return Precision.of(self.sharing.kind, self.loaded, is_half, self.shape.has_adapters)
 
     @property
     def shares_prefixes(self) -> bool:
@@ -77,28 +78,28 @@ class Plan:
     @property
     def num_losses(self) -> int:
         """Examples of a transition."""
-        return max(1, bool(self.args.critic_loss_coef) + bool(self.args.policy_loss_coef))
+        return max(1, bool(self.options.critic_loss_coef) + bool(self.options.policy_loss_coef))
 
     @property
     def longest(self) -> tuple[int, int]:
         """Most tokens of a prompt and of an answer of any role."""
-        of_roles = (sampling.get("max_tokens") or 0 for sampling in (self.args.role_sampling or {}).values())
-        answer = max(self.args.max_completion_length, *of_roles, 0)
-        return min(self.args.max_prompt_length or self.context, self.context - answer), answer
+        of_roles = (sampling.get("max_tokens") or 0 for sampling in (self.options.role_sampling or {}).values())
+        answer = max(self.options.max_completion_length, *of_roles, 0)
+        return min(self.options.max_prompt_length or self.context, self.context - answer), answer
 
     @property
     def batch_tokens(self) -> int:
         """Most tokens that the model reads in a pass."""
         prompt, answer = self.longest
         tokens = tokens_of_transition(prompt, answer, self.num_losses, self.shares_prefixes)
-        whole = self.args.per_device_train_batch_size * tokens
-        limit = self.args.max_tokens_per_batch
+        whole = self.options.per_device_train_batch_size * tokens
+        limit = self.options.max_tokens_per_batch
         return whole if limit is None else min(whole, max(limit, prompt + answer))  # an example is not divided
 
     @property
     def lengths(self) -> Lengths:
         """Mean lengths, half of the longest unless they are given."""
-        (prompt, answer), turns, given = self.longest, self.args.max_turns, self.rates
+        (prompt, answer), turns, given = self.longest, self.options.max_turns, self.rates
         return Lengths(given.prompt_tokens or prompt / 2, given.answer_tokens or answer / 2, given.turns or turns / 2)
 
     @property
@@ -111,9 +112,9 @@ class Plan:
         ]
         if self.shares_prefixes:
             found.append("the model reads trees of samples that share a prefix (a warning at the start says if not)")
-        if self.args.optim not in OPTIMIZER_BYTES and not self.args.optim.startswith("adamw"):
-            found.append(f"`optim={self.args.optim}` has two states, as AdamW")
-        if self.args.use_vllm:
+        if self.options.optim not in OPTIMIZER_BYTES and not self.options.optim.startswith("adamw"):
+            found.append(f"`optim={self.options.optim}` has two states, as AdamW")
+        if self.options.use_vllm:
             found.append(f"vLLM takes {ENGINE_OVERHEAD / 1e9:g} GB beside weights and cache")
         found.append(
             f"a GPU computes {rates.tflops:g} * 10^12 operations a second, of which {rates.training_utilization:.0%} "
@@ -128,13 +129,13 @@ class Plan:
     @cached_property
     def memory(self) -> dict[str, dict[str, float]]:
         """Bytes at the worst moments: loss, layers backwards, optimizer's step, and while the roles generate."""
-        args, shape, sharing, precision = self.args, self.shape, self.sharing, self.precision
+        options, shape, sharing, precision = self.options, self.shape, self.sharing, self.precision
         held = {name: size for name, size in self._states.items() if name not in self._on_host}
-        asleep = {"engine": ASLEEP if args.vllm_enable_sleep_mode else self._engine} if self._engine else {}
-        answer_tokens = args.per_device_train_batch_size * self.num_losses * self.longest[1]
-        taught = args.per_device_train_batch_size * args.has_teacher * self.longest[1]
+        asleep = {"engine": ASLEEP if options.vllm_enable_sleep_mode else self._engine} if self._engine else {}
+        answer_tokens = options.per_device_train_batch_size * self.num_losses * self.longest[1]
+        taught = options.per_device_train_batch_size * options.has_teacher * self.longest[1]
         answer_tokens, taught = min(answer_tokens, self.batch_tokens), min(taught, self.batch_tokens)
-        passing = activations(shape, precision, self.batch_tokens, int(answer_tokens), args.gradient_checkpointing)
+        passing = activations(shape, precision, self.batch_tokens, int(answer_tokens), options.gradient_checkpointing)
         peaks = passing.peaks(*loss_bytes(shape, precision, int(answer_tokens), taught))
         training = {**held, "communication": communication(shape, sharing), **asleep}
         generating = dict(held)
@@ -143,7 +144,7 @@ class Plan:
         return {
             "loss": {**training, "activations": passing.kept, "loss": peaks["loss"] - passing.kept},
             "layers": {**training, "activations": passing.kept, "layer": peaks["layers"] - passing.kept},
-            "step": {**held, "step": optimizer_step(shape, sharing, args.optim), **asleep},
+            "step": {**held, "step": optimizer_step(shape, sharing, options.optim), **asleep},
             "generation": {
                 **generating,
                 "weights set aside": set_aside(shape, sharing, precision),
@@ -155,8 +156,8 @@ class Plan:
     def host(self) -> dict[str, float]:
         """Bytes of a process in CPU memory."""
         asleep = {}
-        if self._engine and self.args.vllm_enable_sleep_mode and self.shape.has_adapters:
-            asleep = {"engine": engine_weights(self.shape, self.frozen_bytes, self.args.vllm_tensor_parallel_size)}
+        if self._engine and self.options.vllm_enable_sleep_mode and self.shape.has_adapters:
+            asleep = {"engine": engine_weights(self.shape, self.frozen_bytes, self.options.vllm_tensor_parallel_size)}
         return {**{name: size for name, size in self._states.items() if name in self._on_host}, **asleep}
 
     @property
@@ -170,7 +171,7 @@ class Plan:
 
     @cached_property
     def _states(self) -> dict[str, float]:
-        return states(self.shape, self.sharing, self.precision, self.args.optim, self.frozen_bytes)
+        return states(self.shape, self.sharing, self.precision, self.options.optim, self.frozen_bytes)
 
     @property
     def _on_host(self) -> set[str]:
@@ -181,15 +182,15 @@ class Plan:
     @property
     def _engine(self) -> float:
         """Bytes that a colocated engine takes while it generates."""
-        colocated = self.args.use_vllm and self.args.vllm_mode == "colocate"
-        return self.args.vllm_gpu_memory_utilization * self.machines.memory if colocated else 0
+        colocated = self.options.use_vllm and self.options.vllm_mode == "colocate"
+        return self.options.vllm_gpu_memory_utilization * self.machines.memory if colocated else 0
 
     @property
     def _generation(self) -> dict[str, float]:
-        if self.args.use_vllm:
+        if self.options.use_vllm:
             gathered = {} if self.shape.has_adapters else {"gathered weights": 2 * self.shape.largest}
             return {**gathered, **({"engine": self._engine} if self._engine else {})}
-        whole = self.sharing.kind in SHARDED and self.args.ds3_gather_for_generation or self.precision.casts
+        whole = self.sharing.kind in SHARDED and self.options.ds3_gather_for_generation or self.precision.casts
         gathered = {"gathered weights": 2 * self.shape.parameters} if whole else {}
         kept = {"prefix cache": PREFIX_CACHE_MEMORY * 2**30}
         return {**gathered, **kept, **generation_bytes(self.shape, self.sequences, *self.longest)}
@@ -199,15 +200,15 @@ class Plan:
     @property
     def sequences(self) -> int:
         """Most sequences that a process generates at once in training: for its samples, or to play its episodes."""
-        args, processes = self.args, self.sharing.processes
-        answers = args.num_futures * (args.samples_per_iteration // processes)
-        return min(args.max_generation_batch_size, max(answers, args.episodes_per_iteration // processes))
+        options, processes = self.options, self.sharing.processes
+        answers = options.num_futures * (options.samples_per_iteration // processes)
+        return min(options.max_generation_batch_size, max(answers, options.episodes_per_iteration // processes))
 
     @property
     def tensor_parallel(self) -> int:
         """Number of GPUs that share an engine: of a server all, as far as its attention heads can be divided."""
-        if self.args.vllm_mode == "colocate":
-            return self.args.vllm_tensor_parallel_size
+        if self.options.vllm_mode == "colocate":
+            return self.options.vllm_tensor_parallel_size
         return max(filter(self._divides_heads, range(1, self.machines.server_gpus + 1)), default=1)
 
     def _divides_heads(self, number: int) -> bool:
@@ -218,7 +219,7 @@ class Plan:
     @property
     def cache_tokens(self) -> int | None:
         """Tokens in the cache of a vLLM engine, if there is one."""
-        if not self.args.use_vllm:
+        if not self.options.use_vllm:
             return None
         budget = self._engine or SERVER_UTILIZATION * self.machines.server_memory
         weights = engine_weights(self.shape, self.frozen_bytes, self.tensor_parallel)
@@ -227,17 +228,17 @@ class Plan:
     @property
     def asked_tokens(self) -> float:
         """Tokens of all sequences that an engine has at once, of mean length."""
-        processes = self.sharing.processes if self.args.vllm_mode == "server" else self.tensor_parallel
-        number = min(self.args.max_generation_batch_size, self.sequences * processes)
+        processes = self.sharing.processes if self.options.vllm_mode == "server" else self.tensor_parallel
+        number = min(self.options.max_generation_batch_size, self.sequences * processes)
         return number * (self.lengths.prompt + self.lengths.answer)
 
     # Results
 
     @property
     def iteration(self) -> list[Phase]:
-        used = self.tensor_parallel if self.args.use_vllm and self.args.vllm_mode == "server" else 0
+        used = self.tensor_parallel if self.options.use_vllm and self.options.vllm_mode == "server" else 0
         sizes = (self.lengths, used, self.num_losses, self.shares_prefixes)
-        return phases(self.shape, self.sharing, self.args, self.rates, *sizes)
+        return phases(self.shape, self.sharing, self.options, self.rates, *sizes)
 
     @property
     def problems(self) -> list[str]:
@@ -249,7 +250,7 @@ class Plan:
                 part = max(parts, key=parts.get)
                 moment = "backward" if name == "layers" else name
                 found.append(f"{moment}: {excess / 1e9:.1f} GB too much; {part} takes {parts[part] / 1e9:.1f} GB.")
-        if self.args.use_vllm and self.args.vllm_mode == "server" and not self.machines.server_gpus:
+        if self.options.use_vllm and self.options.vllm_mode == "server" and not self.machines.server_gpus:
             found.append("vllm_mode: server: no server is described. Add --server_gpus.")
         elif not self._starts:
             found.append(
@@ -261,8 +262,8 @@ class Plan:
     @property
     def _refused(self) -> list[str]:
         """What the run refuses of vLLM's options."""
-        args, found = self.args, []
-        if not args.use_vllm:
+        options, found = self.options, []
+        if not options.use_vllm:
             return found
         if self.shape.has_adapters and self.sharing.kind == "fsdp2":
             found.append(
@@ -271,8 +272,8 @@ class Plan:
             )
         if self.shape.adapter_rank > HIGHEST_RANK:
             found.append(f"lora_r: {self.shape.adapter_rank}: vLLM serves ranks of at most {HIGHEST_RANK}. Lower it.")
-        size, processes = args.vllm_tensor_parallel_size, self.sharing.processes
-        if args.vllm_mode == "colocate" and not (processes % size == 0 and self._divides_heads(size)):
+        size, processes = options.vllm_tensor_parallel_size, self.sharing.processes
+        if options.vllm_mode == "colocate" and not (processes % size == 0 and self._divides_heads(size)):
             allowed = [n for n in range(1, processes + 1) if processes % n == 0 and self._divides_heads(n)]
             found.append(
                 f"vllm_tensor_parallel_size: {size} must divide the {processes} processes and the attention heads. "
@@ -290,7 +291,7 @@ class Plan:
                 "prompts are read again. Raise vllm_gpu_memory_utilization"
                 + (", with vllm_enable_sleep_mode." if self._engine else ".")
             )
-        if self.args.use_vllm and self._model_length < sum(self.longest):
+        if self.options.use_vllm and self._model_length < sum(self.longest):
             found.append(
                 f"vllm_max_model_length is {self._model_length:,}, and a prompt with its answer can have "
                 f"{sum(self.longest):,} tokens: longer ones get no answer."
@@ -305,7 +306,7 @@ class Plan:
     def remedies(self) -> list[tuple[str, "Plan"]]:
         """Options that make it fit, or lower a peak that is too high by a fiftieth at least; the best first."""
         limit = 0.98 * self.peak if self.margin < 0 else 0
-        plans = [(as_text(options), plan) for options, plan in self._changes() if plan.peak < limit or plan.fits]
+        plans = [(as_text(changes), plan) for changes, plan in self._changes() if plan.peak < limit or plan.fits]
         return sorted(plans, key=lambda change: (not change[1].fits, change[1].peak))
 
     @property
@@ -313,46 +314,46 @@ class Plan:
         """The first change that fits, or pair of changes, with its plan."""
         singles = list(self._changes())
         pairs = (
-            ({**options, **more}, pair)
-            for options, plan in singles
+            ({**changes, **more}, pair)
+            for changes, plan in singles
             for more, pair in plan._changes()
-            if not more.keys() & options.keys()
+            if not more.keys() & changes.keys()
         )
         return next((change for change in (*singles, *pairs) if change[1].fits), None)
 
     @property
     def hours(self) -> float | None:
         """Hours of the whole run; `None` where neither `max_steps` nor the number of tasks is known."""
-        args, tasks = self.args, self.rates.num_tasks
-        if args.max_steps > 0:
-            iterations = args.max_steps * args.global_batch_size
-            iterations /= args.samples_per_iteration * args.num_updates_per_generation
+        options, tasks = self.options, self.rates.num_tasks
+        if options.max_steps > 0:
+            iterations = options.max_steps * options.global_batch_size
+            iterations /= options.samples_per_iteration * options.num_updates_per_generation
         elif tasks:
-            iterations = args.num_train_epochs * tasks / args.episodes_per_iteration
+            iterations = options.num_train_epochs * tasks / options.episodes_per_iteration
         else:
             return None
         return iterations * sum(phase.seconds for phase in self.iteration) / 3600
 
     @property
     def _model_length(self) -> int:
-        return self.args.vllm_max_model_length or self.context
+        return self.options.vllm_max_model_length or self.context
 
     @property
     def _starts(self) -> bool:
         """Whether the cache of a vLLM engine, if there is one, holds the longest sequence."""
         return self.cache_tokens is None or self.cache_tokens >= self._model_length
 
-    def with_options(self, **options: Any) -> "Plan":
+    def with_options(self, **changes: Any) -> "Plan":
         """Plan with other options."""
-        args = copy.copy(self.args)
-        vars(args).update(options)
-        return replace(self, args=args)
+        options = copy.copy(self.options)
+        vars(options).update(changes)
+        return replace(self, options=options)
 
-    def _started(self, options: dict[str, Any]) -> dict[str, Any]:
-        """Add a shorter `vllm_max_model_length` to options with which vLLM would not start, if there is one."""
-        plan, longest = self.with_options(**options), sum(self.longest)
+    def _started(self, changes: dict[str, Any]) -> dict[str, Any]:
+        """Add a shorter `vllm_max_model_length` to changes with which vLLM would not start, if there is one."""
+        plan, longest = self.with_options(**changes), sum(self.longest)
         is_shorter = not plan._starts and longest < plan._model_length
-        return {**options, "vllm_max_model_length": longest} if is_shorter else options
+        return {**changes, "vllm_max_model_length": longest} if is_shorter else changes
 
     def _changes(self) -> Iterator[tuple[dict[str, Any], "Plan"]]:
         shorter = self._started({})
@@ -360,27 +361,27 @@ class Plan:
             yield shorter, self.with_options(**shorter)
             if self.with_options(**shorter).fits:
                 return
-        args, batch = self.args, self.args.per_device_train_batch_size
-        options: list[dict[str, Any]] = []
-        if not args.gradient_checkpointing:
-            options.append({"gradient_checkpointing": True})
+        options, batch = self.options, self.options.per_device_train_batch_size
+        found: list[dict[str, Any]] = []
+        if not options.gradient_checkpointing:
+            found.append({"gradient_checkpointing": True})
         if batch > 1:
-            steps = batch * args.gradient_accumulation_steps
-            options.append({"per_device_train_batch_size": 1, "gradient_accumulation_steps": steps})
-            if args.max_tokens_per_batch is None:
-                options.append({"max_tokens_per_batch": sum(self.longest)})
+            steps = batch * options.gradient_accumulation_steps
+            found.append({"per_device_train_batch_size": 1, "gradient_accumulation_steps": steps})
+            if options.max_tokens_per_batch is None:
+                found.append({"max_tokens_per_batch": sum(self.longest)})
         if self._engine:
-            sleeps = {} if args.vllm_enable_sleep_mode else {"vllm_enable_sleep_mode": True}
-            options += [sleeps] if sleeps else []
-            options += [{**sleeps, "vllm_gpu_memory_utilization": share / 10} for share in range(2, 9)]
-        elif not args.use_vllm:
+            sleeps = {} if options.vllm_enable_sleep_mode else {"vllm_enable_sleep_mode": True}
+            found += [sleeps] if sleeps else []
+            found += [{**sleeps, "vllm_gpu_memory_utilization": share / 10} for share in range(2, 9)]
+        elif not options.use_vllm:
             sizes = (2**n for n in range(6, -1, -1) if 2**n < self.sequences)
-            options += [{"max_generation_batch_size": size} for size in sizes]
-        options += [{"max_prompt_length": 2**n} for n in (12, 11) if 2**n < self.longest[0]]
-        if not args.use_vllm:
+            found += [{"max_generation_batch_size": size} for size in sizes]
+        found += [{"max_prompt_length": 2**n} for n in (12, 11) if 2**n < self.longest[0]]
+        if not options.use_vllm:
             shared = {"use_vllm": True, "vllm_mode": "colocate", "vllm_enable_sleep_mode": True}
-            options += [{**shared, "vllm_gpu_memory_utilization": share / 10} for share in range(4, 8)]
-        for changes in map(self._started, options):
+            found += [{**shared, "vllm_gpu_memory_utilization": share / 10} for share in range(4, 8)]
+        for changes in map(self._started, found):
             yield changes, self.with_options(**changes)
         if self.sharing.kind in ("ddp", "zero2"):
             yield {"accelerate_config": "zero3"}, replace(self, sharing=replace(self.sharing, kind="zero3"))
@@ -388,6 +389,6 @@ class Plan:
             yield {"dtype": "bfloat16"}, replace(self, loaded=2)
 
 
-def as_text(options: dict[str, Any]) -> str:
-    """Write options as in a file of a run."""
-    return ", ".join(f"{name}: {value}" for name, value in options.items())
+def as_text(changes: dict[str, Any]) -> str:
+    """Write changed options as in a file of a run."""
+    return ", ".join(f"{name}: {value}" for name, value in changes.items())

@@ -29,18 +29,18 @@ class Phase(NamedTuple):
     seconds: float
 
 
-def answers(args: NLACConfig) -> tuple[float, float]:
+def answers(options: NLACConfig) -> tuple[float, float]:
     """
     Count the answers that the roles generate for a transition: with the target weights, and with the policy's. Chains
     of thought are rewritten with `reasoning=True`; without it, only the chat template says whether there are any.
     """
-    critique = 1 if args.num_futures == 1 else args.num_futures + 1
-    bootstrapped = {"explicit": 2, "implicit": 1, "monte_carlo": 0}[args.bootstrap]
-    target = 1 + (0 if args.single_step else bootstrapped)
-    refine = (0 if args.is_in_hindsight else 1 + critique) + (not args.distills)
-    if args.reasoning:
+    critique = 1 if options.num_futures == 1 else options.num_futures + 1
+    bootstrapped = {"explicit": 2, "implicit": 1, "monte_carlo": 0}[options.bootstrap]
+    target = 1 + (0 if options.single_step else bootstrapped)
+    refine = (0 if options.is_in_hindsight else 1 + critique) + (not options.distills)
+    if options.reasoning:
         target += 1
-        refine += not args.distills
+        refine += not options.distills
     return target, refine
 
 
@@ -49,21 +49,21 @@ def tokens_of_transition(prompt: float, answer: float, losses: int, shares: bool
     return prompt + losses * answer if shares else losses * (prompt + answer)
 
 
-def written_share(args: NLACConfig, processes: int, turns: float) -> float:
+def written_share(options: NLACConfig, processes: int, turns: float) -> float:
     """
     Share of the Bellman targets that are written anew. A target is used for `target_max_age` iterations, in each of
     which a process draws S of N transitions, so that it serves about 1 + (`target_max_age` - 1) S / N draws, but no
     more than there are for each new transition, which needs its first one. N is what the buffer holds halfway through
     `max_steps`, or all that fits.
     """
-    if args.target_max_age == 0:
+    if options.target_max_age == 0:
         return 1.0
-    steps = args.samples_per_iteration * args.num_updates_per_generation // args.global_batch_size
-    age = args.target_age(args.max_steps if args.max_steps > 0 else 10**9)
-    stored, new = args.replay_buffer_size, args.episodes_per_iteration * turns / processes
-    if args.max_steps > 0:
-        stored = min(stored, max(args.max_steps / steps / 2 * new, 1))
-    drawn = args.samples_per_iteration / processes
+    steps = options.samples_per_iteration * options.num_updates_per_generation // options.global_batch_size
+    age = options.target_age(options.max_steps if options.max_steps > 0 else 10**9)
+    stored, new = options.replay_buffer_size, options.episodes_per_iteration * turns / processes
+    if options.max_steps > 0:
+        stored = min(stored, max(options.max_steps / steps / 2 * new, 1))
+    drawn = options.samples_per_iteration / processes
     return max(1 / (1 + (age - 1) * drawn / stored), min(1.0, new / drawn))
 
 
@@ -83,7 +83,7 @@ def training_flops(
 def phases(
     shape: ModelShape,
     sharing: Sharing,
-    args: NLACConfig,
+    options: NLACConfig,
     rates: Rates,
     lengths: Lengths,
     servers: int,
@@ -97,7 +97,7 @@ def phases(
     of GPUs of a server that generates, if there is one, `losses` the number of examples of a transition, and `shares`
     says whether these share their prefixes.
     """
-    samples, episodes, gpus = args.samples_per_iteration, args.episodes_per_iteration, sharing.processes
+    samples, episodes, gpus = options.samples_per_iteration, options.episodes_per_iteration, sharing.processes
     flops = rates.tflops * 1e12
     prompt, answer, turns = lengths
 
@@ -106,25 +106,25 @@ def phases(
         seconds = read_flops / rates.reading_utilization + written_flops / rates.writing_utilization
         return Phase(name, requests * answer, read, 0.0, seconds / flops / (servers or gpus) + waiting)
 
-    of_target, of_refine = answers(args)
+    of_target, of_refine = answers(options)
     steps = episodes * turns
     waiting = turns * rates.environment_seconds
     # Prompts of an episode grow up to about twice their mean, and the last one contains those before.
-    read_once = 2 / (turns + 1) if args.use_vllm else 1
+    read_once = 2 / (turns + 1) if options.use_vllm else 1
     found = [generating("rollout", steps, steps * prompt * read_once, waiting)]
-    written = samples * written_share(args, gpus, turns)
+    written = samples * written_share(options, gpus, turns)
     for name, asked, number in (("target", written, of_target), ("refine", samples, of_refine)):
-        found.append(generating(name, asked * number, asked * prompt * (1 if args.use_vllm else number)))
+        found.append(generating(name, asked * number, asked * prompt * (1 if options.use_vllm else number)))
     syncs = 0 if shape.has_adapters else 3
-    moves = args.use_vllm or sharing.kind in SHARDED
+    moves = options.use_vllm or sharing.kind in SHARDED
     received = syncs * 2 * shape.parameters if moves else 0
     found.append(Phase("sync", 0, 0, 0, received / rates.bandwidth / 1e9))
-    updates = args.num_updates_per_generation
+    updates = options.num_updates_per_generation
     trained = updates * samples * tokens_of_transition(prompt, answer, losses, shares)
-    computing = training_flops(shape, trained, prompt + answer, args.gradient_checkpointing, int(args.has_teacher))
+    computing = training_flops(shape, trained, prompt + answer, options.gradient_checkpointing, options.has_teacher)
     computing /= flops * rates.training_utilization * gpus
-    passes = updates * samples / (args.per_device_train_batch_size * gpus)
-    communicating = passes * _exchanged(shape, sharing, args.gradient_accumulation_steps) / rates.bandwidth / 1e9
+    passes = updates * samples / (options.per_device_train_batch_size * gpus)
+    communicating = passes * _exchanged(shape, sharing, options.gradient_accumulation_steps) / rates.bandwidth / 1e9
     found.append(Phase("train", 0, 0, trained, max(computing, communicating)))
     return found
 
