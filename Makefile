@@ -18,7 +18,7 @@ GPU_ARGS ?=
 ARGS ?=
 PYTEST_ARGS ?=
 TEST_JOBS ?= 3
-BENCHMARKS ?= systems.rollout systems.replay systems.target_weights
+BENCHMARKS ?= systems.rollout systems.replay systems.target_weights systems.train_step
 SOURCES := $(wildcard trl_nlac examples tests benchmarks docs setup.py)
 
 TARGETS := demo test test-benchmarks test-slow test-distributed test-vllm test-newest test-gpu gpu-bundle real-model test-real \

@@ -32,10 +32,10 @@ def alone(script: str, *words: Any, launcher: Sequence[str] = (), **variables: s
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def resident_bytes() -> int:
-    """Return the memory of this process. Needs Linux."""
+def resident_bytes(name: str = "VmRSS") -> int:
+    """Return the memory of this process; its peak is `"VmHWM"`. Needs Linux."""
     lines = Path("/proc/self/status").read_text().splitlines()
-    return next(1024 * int(line.split()[1]) for line in lines if line.startswith("VmRSS"))
+    return next(1024 * int(line.split()[1]) for line in lines if line.startswith(name))
 
 
 def setting(*packages: str, **machine) -> dict[str, Any]:
