@@ -43,9 +43,10 @@ def _sizes(
     }
 
 
-# "0.5b" has eight of its 24 layers, and "7b" four of 28.
+# "45m" is "135m" with ten of its 30 layers, "0.5b" has eight of 24, and "7b" four of 28.
 CONFIGS = {
     "tiny": LlamaConfig(**_sizes(4, 512, 128, 384, 4, 2, False)),
+    "45m": LlamaConfig(**_sizes(10, 49152, 576, 1536, 9, 3, True)),
     "135m": LlamaConfig(**_sizes(30, 49152, 576, 1536, 9, 3, True)),
     "0.5b": Qwen2Config(**_sizes(8, 151936, 896, 4864, 14, 2, True)),
     "7b": Qwen2Config(**_sizes(4, 152064, 3584, 18944, 28, 4, False)),

@@ -21,7 +21,7 @@ REAL = [
     "tiny,real,plain,4,full,kept,256,64",
     "tiny,real,plain,4,full,checkpointed,256,64",
     "tiny,real,plain,4,lora,checkpointed,256,64",
-    "135m,real,plain,4,full,checkpointed,96,32",
+    "45m,real,plain,4,full,checkpointed,96,32",
     "0.5b,real,plain,4,lora,checkpointed,96,32",
 ]
 # Without data: bfloat16, which this CPU computes slowly, and the shape of a model of 7B.
