@@ -62,6 +62,9 @@ MAKES_TRAINERS = "cli.train"  # the only module of the command line that does
 COMPUTED = "a computed name"
 COMPUTES = {"__init__", "environments.__init__", "private_names", "cli.main", "cli.options", "environments.textarena"}
 
+# Faces that import what they hand on; all others are empty, or import it when it is first used.
+EAGER = {"agent", "cli", "replay", "report", "environments.embedded", "environments.twenty_questions"}
+
 WING_NAMES = {name for names in WINGS for name in names.split() if not name.startswith("__")}
 LOADED = (
     "import sys, pathlib\n"
@@ -174,6 +177,12 @@ def test_every_way_to_import_is_seen(tmp_path, plant):
     path.write_text(plant)
     modules = imported(path, tmp_path)
     assert modules and not all(is_allowed("replay.planted", module) for module in modules)
+
+
+def test_faces_are_lazy():
+    for path in PACKAGE.rglob("__init__.py"):
+        own = [node for node in ast.parse(path.read_text()).body if isinstance(node, ast.ImportFrom) and node.level]
+        assert not own or module_of(path).removesuffix(".__init__") in EAGER, path
 
 
 def test_every_file_has_a_name_of_its_own():
