@@ -44,14 +44,8 @@ def test_no_help_loads_a_slow_library():
 
 
 def test_mistakes_are_told_without_the_libraries():
-    commands = [
-        ["evaluat"],
-        ["evaluate", "run", "--num_episode", "3"],
-        ["play"],
-        ["plan", "--config", "run.yaml"],
-        ["serve", "run", "--port", "a"],
-    ]
-    printed = run_all(commands, code=2)
+    commands = ("evaluat", "evaluate run --num_episode 3", "play", "plan --config run.yaml", "serve run --port a")
+    printed = run_all([command.split() for command in commands], code=2)
     assert "there is no command 'evaluat'. Did you mean 'evaluate'?" in printed
     assert "there is no option '--num_episode', did you mean '--num_episodes'?" in printed
 
@@ -87,9 +81,8 @@ with printed_warnings(), tqdm(total=12) as bar:
 
 
 def test_the_summary_repeats_warnings_and_what_was_not_trained(tmp_path, capsys):
-    (tmp_path / "_warnings.jsonl").write_text(
-        '{"step": 1, "message": "one"}\n' * 3 + '{"step": 2, "message": "two"}\n'
-    )
+    warnings = ['{"step": 1, "message": "one"}'] * 3 + ['{"step": 2, "message": "two"}']
+    (tmp_path / "_warnings.jsonl").write_text("\n".join(warnings))
     state = SimpleNamespace(log_history=[], global_step=2, max_steps=2)
     trainer = SimpleNamespace(state=state, args=SimpleNamespace(output_dir=str(tmp_path)))
     trainer.is_world_process_zero, trainer.idle = lambda: True, SimpleNamespace(has_trained=False)

@@ -122,6 +122,12 @@ wandb.finish()
             logged = [json.loads(text) for (text,) in database.execute("SELECT metrics FROM metrics")]
         samples = [row["sample"] for row in logged if "sample" in row]
         assert len(samples) == 2 and all(sample["_type"] == "trackio.table" for sample in samples)
+        sent = sorted(tmp_path.glob("wandb/offline-run-*/files/media/table/sample_*.json"))
+        rows = [
+            dict(zip(table["columns"], *table["data"], strict=True))
+            for table in (json.loads(path.read_text()) for path in sent)
+        ]
+        assert rows == [sample["_value"][0] for sample in samples]
         conversations, metadata = ([json.loads(text) for text in column] for column in zip(*found, strict=True))
         assert [row["step"] for row in metadata] == [2] * 4 + [4] * 4
         assert {row["task"] for row in metadata} == {json.dumps(TASKS[i]) for i in (0, 1)}

@@ -70,25 +70,20 @@ class TestPage:
         assert not (tmp_path / "report.html").exists()
 
     def test_only_a_log(self, tmp_path):
-        write_log(
-            tmp_path,
-            [training_row(1, **{"critic/loss": 1.0}), {"step": 1, "train_runtime": 3725.0, "train_loss": 0.4}],
-        )
+        end = {"step": 1, "train_runtime": 3725.0, "train_loss": 0.4}
+        write_log(tmp_path, [training_row(1, **{"critic/loss": 1.0}), end])
         (tmp_path / "config.json").write_text('{"architectures": ["LlamaForCausalLM"]}')
         path = write_report(str(tmp_path))
         assert path == tmp_path / "report.html"
         page = Page(path.read_text(encoding="utf-8"))
-        assert page.data["episodes"] == [] and [chart["title"] for chart in page.data["charts"]["training"]] == [
-            "Losses"
-        ]
+        (chart,) = page.data["charts"]["training"]
+        assert page.data["episodes"] == [] and chart["title"] == "Losses"
         assert "trained in 1 h 2 min" in page.text and "LlamaForCausalLM" in page.text
         settings = {"model": "/models/support_model", "chosen": {}, "others": {}}
         (tmp_path / SETTINGS).write_text(json.dumps(settings))
         named = Page(write_report(tmp_path).read_text(encoding="utf-8")).text
         assert "support_model" in named and "LlamaForCausalLM" not in named and "/models" not in named
-        assert "No episodes were recorded" in page.text and "browser" not in [
-            attrs.get("id") for _, attrs in page.tags
-        ]
+        assert "No episodes were recorded" in page.text and all(tag.get("id") != "browser" for _, tag in page.tags)
         assert "data-charts" not in {name for _, attrs in page.tags for name in attrs if attrs[name] == "learning"}
 
     def test_only_audited_samples(self, tmp_path):
@@ -118,9 +113,8 @@ class TestPage:
             turns = [make_turn(verdict=True, verdict_score=math.log(3)) for _ in range(4)]
             write_episodes(tmp_path, [make_row(turns=turns, success=success)], step, kind="eval")
         text = " ".join(Page(write_report(tmp_path).read_text(encoding="utf-8")).text.split())
-        assert "newest, step 20 4 0.062 – first, step 10 4 0.562 –" in text.replace("40.", "4 0.").replace(
-            "–first", "– first"
-        )
+        text = text.replace("40.", "4 0.").replace("–first", "– first")
+        assert "newest, step 20 4 0.062 – first, step 10 4 0.562 –" in text
 
     def test_hostile_text_stays_text(self, tmp_path):
         harmless = Page(write_report(write_run(tmp_path / "run", "words")).read_text(encoding="utf-8"))
@@ -141,9 +135,8 @@ class TestPage:
         assert not [attrs for _, attrs in page.tags if "src" in attrs]
         (policy,) = [attrs["content"] for _, attrs in page.tags if "http-equiv" in attrs]
         hashes = [base64.b64encode(hashlib.sha256(page.raw[i].encode()).digest()).decode() for i in (0, 2)]
-        assert policy.startswith(
-            f"default-src 'none'; style-src 'sha256-{hashes[0]}'; script-src 'sha256-{hashes[1]}'"
-        )
+        allowed = f"style-src 'sha256-{hashes[0]}'; script-src 'sha256-{hashes[1]}'"
+        assert policy.startswith(f"default-src 'none'; {allowed}")
 
 
 def open_page(path: Path, fragment: str = "", *options: str) -> tuple[Page, str]:
@@ -251,10 +244,9 @@ class TestBrowser:
         assert found["sort=best"][1:] == [0, 1, 2, 3, 4, 5, 11, 10]
         assert found["sort=oldest&split=eval"][1:] == [10, 11]
         assert found["page=99"] == found["episode=length"] == found["sort=toString"] == found[""]
-        for words in ("Success", "training", "I try 1.", "act 1", "seen 1", "weights of step 4", "a door closes"):
-            assert words in found["detail"], words
-        for words in ("knock before", "better idea", "loss 0.25", "priority 0.75", "Yes, probability 0.82", "wrong"):
-            assert words in found["detail"], words
+        told = ["Success", "training", "I try 1.", "act 1", "seen 1", "weights of step 4", "a door closes"]
+        told += ["knock before", "better idea", "loss 0.25", "priority 0.75", "Yes, probability 0.82", "wrong"]
+        assert not [words for words in told if words not in found["detail"]]
         assert found["row"] == 1 and "policy loss" not in found["detail"]
         assert found["clicked"] == "#episode=7"
         assert found["checked"] == ["#wrong=1&episode=7", "3 of 8 episodes"]

@@ -7,7 +7,7 @@ import gc
 import json
 import time
 from collections import Counter
-from dataclasses import asdict, fields, replace
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +42,7 @@ from .errors import CommandError, one_line_errors, one_line_errors_of_files
 from .options import check_model, load_environments, load_rows
 from .origin import environment_options
 from .parsers import improve_parser
-from .train import make_trainer, note_run
+from .train import load_prompts, make_trainer, note_run
 from .train_arguments import TrainArguments
 from .train_options import TrainParser
 
@@ -87,13 +87,10 @@ def run(words: list[str]) -> None:
         if model_args.use_peft and is_adapter(model):
             print(f"{model} is an adapter, which is trained further.")
             model_args.use_peft = False
-        prompts = NLACPrompts.from_pretrained(model, model_args.model_revision)
+    prompts = load_prompts(script_args, model_args)
     if not args.only_report:  # an adapter that cannot be made is found before the first report
         with one_line_errors("--use_peft True: "):
             get_peft_config(model_args)
-    if script_args.prompts:
-        with one_line_errors("--prompts: "):
-            prompts = NLACPrompts.from_file(script_args.prompts)
     with one_line_errors():
         found = read_logs(args.logs, lambda path: load_actions(_model_of(path, model))[0], args.outcome)
     actions = _choose_actions(model, model_args, options, found)
@@ -329,16 +326,7 @@ def _train(
     logs: Path,
 ) -> tuple[float, str | None]:
     """Train on the logs alone; return the seconds, and the repository on the Hub that the model was pushed to."""
-    alone = replace(
-        script_args,
-        environment_factory=[],
-        tools=None,
-        reward_funcs=None,
-        dataset_name=None,
-        eval_dataset_name=None,
-        dataset_test_split=None,
-        replay_dataset=str(logs),
-    )
+    alone = TrainArguments(prompts=script_args.prompts, replay_dataset=str(logs))
     trainer = make_trainer(alone, model_args, options, unsupported)
     start = time.perf_counter()
     trainer.train()

@@ -183,18 +183,9 @@ def calibrate_parser() -> Parser:
         help="logged conversations with rewards, as for replay_dataset: a file, or a dataset; with --pilot they can "
         "be left out, for the thresholds that are stored",
     )
-    parser.add_argument(
-        "--max_false_blocks",
-        type=float,
-        default=0.05,
-        help="largest share of the actions of successes that may be blocked (default: 0.05)",
-    )
-    parser.add_argument(
-        "--max_false_passes",
-        type=float,
-        default=0.05,
-        help="largest share of the actions of failures that may pass (default: 0.05)",
-    )
+    for name, actions in (("blocks", "successes that may be blocked"), ("passes", "failures that may pass")):
+        description = f"largest share of the actions of {actions} (default: 0.05)"
+        parser.add_argument(f"--max_false_{name}", type=float, default=0.05, help=description)
     parser.add_argument("--pilot", type=int, metavar="TASKS", help="play so many tasks with and without intervention")
     return parser
 

@@ -105,12 +105,8 @@ def make_trainer(
             **(options.model_init_kwargs or {}),
         }
         with one_line_errors_of_files(f"--model_name_or_path {model_args.model_name_or_path}"):
-            name, revision = model_args.model_name_or_path, model_args.model_revision
-            check_model(name, revision)
-            prompts = NLACPrompts.from_pretrained(name, revision)
-        if script_args.prompts:
-            with one_line_errors("--prompts: "):
-                prompts = NLACPrompts.from_file(script_args.prompts)
+            check_model(model_args.model_name_or_path, model_args.model_revision)
+        prompts = load_prompts(script_args, model_args)
         rewards = load_objects(script_args.reward_funcs)
         replay = load_conversations(script_args.replay_dataset)
         if environment or tools:
@@ -134,6 +130,15 @@ def make_trainer(
     if trainer.is_world_process_zero():
         trainer.add_callback(NoteRunCallback(lambda: trainer.had_ended or note_run(script_args, options)))
     return trainer
+
+
+def load_prompts(script_args: TrainArguments, model_args: ModelConfig) -> NLACPrompts:
+    """Load the prompts of a file, where one is named, or else those of the model."""
+    if script_args.prompts:
+        with one_line_errors("--prompts: "):
+            return NLACPrompts.from_file(script_args.prompts)
+    with one_line_errors_of_files(f"--model_name_or_path {model_args.model_name_or_path}"):
+        return NLACPrompts.from_pretrained(model_args.model_name_or_path, model_args.model_revision)
 
 
 class NoteRunCallback(TrainBeginCallback):
