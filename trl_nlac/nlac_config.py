@@ -6,6 +6,7 @@ import math
 import os
 from copy import deepcopy
 from dataclasses import asdict, dataclass
+from inspect import getfullargspec
 from typing import Any
 
 from .options.checks import check, check_at_least, check_between, check_choices, check_types
@@ -47,11 +48,14 @@ class NLACConfig(TrainingOptions, RoleOptions, GenerationOptions, EnvironmentOpt
     ]
 
     def __new__(cls, *args, **options):
-        if unknown := [name for name in options if name not in cls.__dataclass_fields__]:
-            from .options.of_grpo import hint_of_grpo  # for an error alone
+        taken = getfullargspec(cls.__init__)
+        known = {*taken.args, *taken.kwonlyargs}
+        if taken.varkw is None and (unknown := [name for name in options if name not in known]):
+            from .options.of_grpo import HINTS, no_option  # for an error alone
 
-            if hint := hint_of_grpo(unknown):
-                raise TypeError(f"`{cls.__name__}` does not have the options {', '.join(unknown)}. {hint}")
+            written = {name: name for name in (*cls.__dataclass_fields__, *HINTS)}
+            errors = [no_option(f"`{cls.__name__}` has no option {name!r}", name, written) for name in unknown]
+            raise TypeError(" ".join(errors))
         return super().__new__(cls)
 
     def __post_init__(self):
@@ -99,6 +103,7 @@ class NLACConfig(TrainingOptions, RoleOptions, GenerationOptions, EnvironmentOpt
             "gradient_accumulation_steps",
             "replay_buffer_size",
             "max_tokens_per_batch",
+            "per_device_eval_batch_size",
         )
         check_at_least(
             self,
@@ -112,7 +117,6 @@ class NLACConfig(TrainingOptions, RoleOptions, GenerationOptions, EnvironmentOpt
             "save_total_limit",
             "dataloader_num_workers",
         )
-        check_at_least(self, 1, "per_device_eval_batch_size")
         check(self, "max_steps", self.max_steps >= -1, "not negative, or -1 to train for `num_train_epochs`")
         check_between(self, 1, MAX_SAMPLES, "episodes_per_iteration", "samples_per_iteration")
         check_between(self, 1, 1000, "num_updates_per_generation")

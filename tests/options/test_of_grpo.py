@@ -13,6 +13,7 @@ from trl import GRPOConfig
 
 from trl_nlac import NLACConfig
 from trl_nlac.cli.main import main
+from trl_nlac.cli.parser import unknown_option
 from trl_nlac.options.of_grpo import HINTS
 
 
@@ -42,14 +43,27 @@ def test_the_page_says_the_same():
 
 
 def test_errors_of_python(tmp_path):
-    with pytest.raises(
-        TypeError, match="num_generations, num_iterations.*GRPO's `num_iterations` is `num_updates_per"
-    ):
+    with pytest.raises(TypeError, match="option 'num_generations'.*Leave it out.*GRPO's `num_iterations` is `num_upd"):
         NLACConfig(str(tmp_path), num_generations=8, num_iterations=2)
-    with pytest.raises(TypeError, match="unexpected keyword argument 'foo'"):
-        NLACConfig(str(tmp_path), foo=8)
+    for typo, meant in {"foo": ".$", "learning_rat": ", did you mean 'learning_rate'.$"}.items():
+        with pytest.raises(TypeError, match=f"`NLACConfig` has no option '{typo}'{meant}"):
+            NLACConfig(str(tmp_path), **{typo: 1})
+
+    class Longer(NLACConfig):  # which takes an option of its own
+        def __init__(self, *args, beta, **options):
+            super().__init__(*args, max_turns=beta, **options)
+
+    assert Longer(str(tmp_path), use_cpu=True, bf16=False, beta=3).max_turns == 3
     config = NLACConfig(str(tmp_path), use_cpu=True, bf16=False, max_turns=3)
     assert copy.deepcopy(config).max_turns == pickle.loads(pickle.dumps(config)).max_turns == 3
+
+
+@pytest.mark.parametrize("name", HINTS)
+def test_a_missing_letter_leads_to_the_option_that_was_meant(name):
+    for i in range(len(name)):
+        typo = f"--{name[:i]}{name[i + 1 :]}".replace("_", "-")
+        error = unknown_option(typo, [*(f"--{option}" for option in OWN), *HINTS])
+        assert f", did you mean {name!r}? GRPO's `{name}` {HINTS[name]}." in error
 
 
 @pytest.mark.parametrize("words", [["--max_tool_calling_iterations", "8"], ["--max_tool_calling_iterations=8"]])

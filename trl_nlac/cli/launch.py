@@ -6,6 +6,7 @@ import os
 import sys
 from typing import NoReturn
 
+from ..options.of_grpo import HINTS
 from ..private_names import launch_command_parser
 from .errors import CommandError
 from .packaged import find_yaml
@@ -33,9 +34,8 @@ def launch_command(words: list[str], command: list[str] | None = None) -> list[s
     known, others = parser.parse_known_args(words)
     for word in others:
         if word.startswith("--") and word.partition("=")[0] not in launcher._option_string_actions:
-            raise CommandError(
-                unknown_option(word, [*parser._option_string_actions, *launcher._option_string_actions])
-            )
+            known = [*parser._option_string_actions, *launcher._option_string_actions, *HINTS]
+            raise CommandError(unknown_option(word, known))
     file = find_yaml(OPTION, "accelerate_configs", known.accelerate_config)
     # `--quiet`: an error of a process is shown once, not again with the trace of the launcher.
     accelerate = [sys.executable, "-m", "accelerate.commands.launch", "--quiet", "--config_file", file, *others]

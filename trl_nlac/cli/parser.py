@@ -4,10 +4,10 @@
 
 import argparse
 import json
-from difflib import get_close_matches
+from collections.abc import Iterable
 from typing import Any, NoReturn
 
-from ..options.of_grpo import hint_of_grpo
+from ..options.of_grpo import no_option
 from .errors import CommandError
 
 
@@ -33,12 +33,10 @@ class Parser(argparse.ArgumentParser):
         raise CommandError(message)
 
 
-def unknown_option(word: str, options: Any) -> str:
-    """Report a word that is not an option."""
-    if hint := hint_of_grpo([word.partition("=")[0].removeprefix("--")]):
-        return f"there is no option {word!r}. {hint}"
-    close = get_close_matches(word, list(options), n=1)
-    return f"there is no option {word!r}" + (f", did you mean {close[0]!r}?" if close else ".")
+def unknown_option(word: str, options: Iterable[str]) -> str:
+    """Report a word that is none of the `options`. Of two spellings of one the first is proposed."""
+    name, *names = [option.lstrip("-").replace("-", "_") for option in (word.partition("=")[0], *options)]
+    return no_option(f"there is no option {word!r}", name, dict(zip(names[::-1], [*options][::-1], strict=True)))
 
 
 def read_json(text: str) -> dict[str, Any]:

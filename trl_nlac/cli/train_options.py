@@ -12,6 +12,7 @@ from ..nlac_config import NLACConfig
 from ..options.documented import subjects
 from ..options.environment_options import EnvironmentOptions
 from ..options.generation_options import GenerationOptions
+from ..options.of_grpo import HINTS
 from ..options.record_options import RecordOptions
 from ..options.role_options import RoleOptions
 from ..options.training_options import TrainingOptions
@@ -103,7 +104,7 @@ class TrainParser(TrlParser):
                 words, return_remaining_strings=True, separate_remaining_strings=True
             )
         for word in [word for word in from_file + left if word.startswith("--")]:
-            raise CommandError(unknown_option(word, self._option_string_actions))
+            raise CommandError(unknown_option(word, [*self._option_string_actions, *HINTS]))
         if from_file or left:
             raise CommandError(f"{(from_file + left)[0]!r} does not belong to an option.")
         script_args, model_args, options, others = parsed

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Options of TRL's `GRPOConfig` that there are not here, for errors: what they are called, or why they are none."""
+"""Errors of unknown options: what they are meant to be, or, of TRL's `GRPOConfig`, are called here."""
 
-from collections.abc import Iterable
+from difflib import get_close_matches
 
 
 _NO_GRADIENT = "has no place here: there is no policy gradient"
@@ -30,6 +30,11 @@ _GROUPS = {
 HINTS = {name: text for names, text in _GROUPS.items() for name in names.split()}
 
 
-def hint_of_grpo(names: Iterable[str]) -> str:
-    """Say of those names that are options of GRPO what they are here; empty if there are none."""
-    return " ".join(f"GRPO's `{name}` {HINTS[name]}." for name in names if name in HINTS)
+def no_option(before: str, name: str, options: dict[str, str]) -> str:
+    """Report a name that is none of the `options`, which maps theirs to how they are written, after some words."""
+    found = next(iter(get_close_matches(name, options, n=1, cutoff=0.75)), None)
+    alike = f"{before}, did you mean {options[found]!r}?" if found not in (None, name) else f"{before}."
+    if found not in HINTS:
+        return alike
+    ending = " Leave it out." if HINTS[found].startswith("has no") else ""
+    return f"{alike} GRPO's `{found}` {HINTS[found]}.{ending}"
