@@ -26,7 +26,6 @@ and answers, because it can read only 512 tokens.
 import json
 import time
 from dataclasses import dataclass, field
-from itertools import product
 from pathlib import Path
 
 import matplotlib
@@ -159,14 +158,14 @@ def print_story(run: Path) -> None:
     console.print(table)
     task = episodes[highlights["Before"].episode]["prompt"]
     of_task = [episode for episode in episodes if episode["prompt"] == task]
-    found = ((of_task, _by_title(of_task)), (episodes, highlights))
-    for title, (told, chosen) in product(("A refinement that helped", "A refined action"), found):
-        if refined := chosen.get(title):
+    for told, chosen in ((of_task, _by_title(of_task)), (episodes, highlights)):
+        if refined := chosen.get("A refinement that helped"):
             sample = told[refined.episode]["turns"][refined.turn]["samples"][refined.sample]
             attempt, action = printable(sample["attempt"]), printable(sample["refined_action"])
             console.print(f"What the agent learned from, at step {sample['step']:,}:", style="bold")
             console.print(f"it would do: {attempt}", f"critic: {printable(sample['attempt_critique'])}", sep="\n")
             console.print(Text("it learns to do: ").append_text(marked(attempt, action)))
+            console.print(refined.why)
             return
 
 

@@ -56,14 +56,32 @@ def test_a_refinement_helped_if_an_episode_shows_it(tmp_path):
     unproven = make_sample(1, step=6, observation="hello", refined_action="other", task=task["task"])
     write_audit(tmp_path, [sample, unproven])
     highlight, episode = highlights(tmp_path)["A refined action"]
-    assert episode["number"] == 1 and "No recorded episode" in highlight.why  # the newest
+    assert episode["number"] == 1 and "No recorded episode shows" in highlight.why  # the newest
     later = make_turn(0, action="right", next_observation="yes")
     others = {"number": 9, "step": 9, "turns": [later]}
     write_episodes(tmp_path, [make_row(**others, **{**task, "prompt": "good evening"})], 9)
     assert "A refinement that helped" not in highlights(tmp_path)  # another state
     write_episodes(tmp_path, [make_row(**others, **task)], 10)
     highlight, episode = highlights(tmp_path)["A refinement that helped"]
-    assert episode["number"] == 0 and "An episode of step 9 of the same task" in highlight.why
+    assert (
+        episode["number"] == 0 and "1 of 1 episodes with the refined action succeeded, and none of 1" in highlight.why
+    )
+
+
+def test_an_attempt_that_succeeded_is_no_example(tmp_path):
+    """The critic objected to the right action: after the same observation, or after another where it ended a task."""
+    task = {"task": json.dumps({"customer": 3}), "prompt": "hello"}
+    for number, actions in enumerate((["right"], ["other", "right"], ["wrong"])):
+        turns = [make_turn(i, action=action, next_observation="no") for i, action in enumerate(actions)]
+        row = make_row(number, step=number, turns=turns, success=actions[-1] == "right", **task)
+        write_episodes(tmp_path, [row], step=number)
+    about = {"refined_action": "other", "task": task["task"]}
+    tried = [make_sample(2, attempt=attempt, observation="hello", **about) for attempt in ("right", "new", "wrong")]
+    write_audit(tmp_path, [tried[0], make_sample(1, 1, attempt="right", observation="no", **about)])
+    assert not {"A refinement that helped", "A refined action"} & highlights(tmp_path).keys()
+    for number, title in ((2, "A refined action"), (3, "A refinement that helped")):  # nothing is known of "new"
+        write_audit(tmp_path, tried[:number])
+        assert highlights(tmp_path)[title][0].sample == number - 1
 
 
 def test_the_same_task_before_and_after(tmp_path):

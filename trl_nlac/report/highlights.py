@@ -2,6 +2,7 @@
 
 """What to look at first: a task before and after, a mistake of the critic, and a refinement."""
 
+from collections import defaultdict
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -89,36 +90,42 @@ def _mistake(episodes: list[dict[str, Any]]) -> Highlight | None:
 
 
 def _refinement(episodes: list[dict[str, Any]]) -> Highlight | None:
-    """Choose the newest refined action, of those that led to success elsewhere if there are any."""
-    refined = [
-        place
-        for place in _samples(episodes)
-        if place[3].get("attempt_verdict") is False
-        and {"attempt", "refined_action", "attempt_critique"} <= place[3].keys()
-        and place[3]["attempt"] != place[3]["refined_action"]
-    ]
-    if not refined:
+    """
+    Choose a refined action that led to success where its attempt did not, or else the newest of which that is unknown.
+    An attempt that led to success is left out: there the critic was wrong.
+    """
+    results, found = _results(episodes), []
+    for i, t, s, sample in _samples(episodes):
+        attempt, refined_action = sample.get("attempt"), sample.get("refined_action")
+        told = sample.get("attempt_verdict") is False and "attempt_critique" in sample
+        task, before = _task(episodes[i]), _observations(episodes[i])[t]
+        tried, led = ([] if before is None else results[task, before, action] for action in (attempt, refined_action))
+        if told and refined_action not in (None, attempt) and not any(tried) and not results[task, attempt]:
+            share = sum(led) / len(led) if tried and led else 0.0
+            found.append((share, sample["step"], i, t, s, len(tried), led))
+    if not found:
         return None
-    proven = {
-        (_task(episode), before, turn.get("action")): episode["step"]
-        for episode in episodes
-        if episode["outcome"] == "success"
-        for before, turn in zip(_observations(episode), episode["turns"], strict=True)
-        if before is not None
-    }
+    share, _, i, t, s, failures, led = max(found, key=lambda place: place[:2])
+    if not share:
+        why = "The critic called an action not the best. No recorded episode shows that the refined one is better."
+        return Highlight("A refined action", why, i, t, s, "refinement")
+    both = f"{sum(led):,} of {len(led):,} episodes with the refined action succeeded, and none of {failures:,}"
+    why = f"After the same observation of the same task, {both} with the fresh one."
+    return Highlight("A refinement that helped", why, i, t, s, "refinement")
 
-    def evidence(place: tuple[int, int, int, dict[str, Any]]) -> int | None:
-        i, t, _, sample = place
-        return proven.get((_task(episodes[i]), _observations(episodes[i])[t], sample["refined_action"]))
 
-    helped = [place for place in refined if evidence(place) is not None]
-    i, t, s, sample = place = max(helped or refined, key=lambda place: place[3]["step"])
-    if helped:
-        step = f"{evidence(place):,}"
-        why = f"An episode of step {step} of the same task took this action after the same observation, and succeeded."
-        return Highlight("A refinement that helped", why, i, t, s, "refinement")
-    why = "The critic called an action not the best, and it was rewritten. No recorded episode tells if that helps."
-    return Highlight("A refined action", why, i, t, s, "refinement")
+def _results(episodes: list[dict[str, Any]]) -> dict[tuple, list[bool]]:
+    """Tell successes by task, observation and action; without the observation, those that an action ended."""
+    results = defaultdict(list)
+    for episode in episodes:
+        if episode["outcome"] in ("broken", "unknown"):
+            continue
+        task, succeeded = _task(episode), episode["outcome"] == "success"
+        for before, turn in zip(_observations(episode), episode["turns"], strict=True):
+            results[task, before, turn.get("action")].append(succeeded)
+        for turn in episode["turns"][-1:] if succeeded else ():
+            results[task, turn.get("action")].append(True)
+    return results
 
 
 def _samples(episodes: list[dict[str, Any]]) -> Iterator[tuple[int, int, int, dict[str, Any]]]:
