@@ -5,7 +5,6 @@
 import json
 import re
 import shlex
-from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -145,24 +144,15 @@ def test_an_adapter_is_planned_by_its_folder(tmp_path):
     ("line", "problem"),
     [
         ("--config lora_1gpu --use_vllm True --gpus 4x80GB --accelerate_config fsdp2", "with adapters and use_vllm"),
-        (
-            "--config lora_1gpu --use_vllm True --gpus 1x160GB --lora_r 600",
-            "lora_r: 600: vLLM serves ranks of at most 512",
-        ),
-        (
-            "--config zero3_vllm_8gpu --vllm_tensor_parallel_size 3 --gpus 8x80GB",
-            "vllm_tensor_parallel_size: 3 .* 1 or 2 or 4",
-        ),
-        (
-            "--config zero3_vllm_8gpu --vllm_tensor_parallel_size 8 --gpus 8x80GB",
-            "vllm_tensor_parallel_size: 8 .* 1 or 2 or 4",
-        ),
+        ("--config lora_1gpu --use_vllm True --gpus 1x160GB --lora_r 600", "lora_r: 600: .* at most 512"),
+        ("--config zero3_vllm_8gpu --vllm_tensor_parallel_size 3 --gpus 8x80GB", "parallel_size: 3 .* 1 or 2 or 4"),
+        ("--config zero3_vllm_8gpu --vllm_tensor_parallel_size 8 --gpus 8x80GB", "parallel_size: 8 .* 1 or 2 or 4"),
     ],
 )
 def test_what_the_run_refuses_is_a_problem(line, problem):
     plan, _ = plan_of(line)
     (found,) = plan.problems
-    assert re.search(problem, found) and not plan.remedies
+    assert re.search(problem, found) and plan.fitting is None
 
 
 def test_a_long_context_is_shortened():
@@ -170,14 +160,13 @@ def test_a_long_context_is_shortened():
     line = "--config lora_1gpu --model_name_or_path Qwen/Qwen3-4B-Instruct-2507 --gpus 1x80GB --use_vllm True"
     plan, _ = plan_of(line)
     assert plan.problems[0].startswith("vLLM does not start")
-    ((text, other),) = plan.remedies
-    assert text == "vllm_max_model_length: 4608" and other.fits
+    assert plan.fitting[0] == {"vllm_max_model_length": 4608}
     recipe = (PACKAGE / "recipes" / "lora_1gpu.yaml").read_text()
     assert "`use_vllm: true` and `vllm_max_model_length: 4608`" in recipe
     assert plan_of(f"{line} --vllm_max_model_length 4608")[0].fits
     without, _ = plan_of(f"{line} --use_vllm False --max_generation_batch_size 512")
-    texts = [text for text, other in without.remedies if text.startswith("use_vllm") and other.fits]
-    assert "vllm_max_model_length: 4608" in texts[0]
+    changes = next(options for options, other in without.changes() if "use_vllm" in options and other.fits)
+    assert changes["vllm_max_model_length"] == 4608
 
 
 def test_json(capsys):
@@ -214,13 +203,24 @@ def test_a_plan_ends_with_a_command_that_fits(capsys):
     words = "--model_name_or_path Qwen/Qwen2.5-7B-Instruct --use_peft True --dtype bfloat16 --gpus 1x24GB"
     words = f"{words} --num_tasks 100"
     plan, _ = plan_of(words)
-    assert not plan.fits and not any(other.fits for _, other in plan.remedies)
+    assert not plan.fits and not any(other.fits for _, other in plan.changes())
+    iterations = plan.options.num_train_epochs * 100 / plan.options.episodes_per_iteration
+    assert plan.hours == pytest.approx(iterations * sum(phase.seconds for phase in plan.iteration) / 3600)
     assert main(["plan", *words.split()]) == 0
     printed = capsys.readouterr().out
-    command = printed.splitlines()[-1].strip()
-    again, _ = plan_of(f"{command.removeprefix('trl-nlac train ')} --gpus 1x24GB")
+    command, hours = [line.strip() for line in printed.splitlines()[-2:]]
+    again, _ = plan_of(f"{command.removeprefix('trl-nlac train ')} --gpus 1x24GB --num_tasks 100")
     assert command.startswith("trl-nlac train --accelerate_config single_gpu") and again.fits
-    hours = plan.options.num_train_epochs * 100 / plan.options.episodes_per_iteration
-    assert plan.hours == pytest.approx(hours * sum(phase.seconds for phase in plan.iteration) / 3600)
-    whole = timedelta(seconds=round(3600 * plan.hours))
-    assert f"The whole run: {whole}." in printed and "cache: keys and values" in printed
+    assert again.hours > 2 * plan.hours  # one sequence at once in place of 64
+    assert hours == f"Hours of this whole run: {again.hours:,.2f}" and "3,350 GB of its memory" in printed
+    assert main(["plan", *words.split(), "--json"]) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert result["launch"] == [command] and result["launch_hours"] == again.hours
+
+
+@pytest.mark.parametrize("options", ["", "--use_peft True", "--use_vllm True", "--use_vllm True --use_peft True"])
+def test_every_row_is_explained_in_its_line(options, capsys):
+    assert main(["plan", *f"--model_name_or_path Qwen/Qwen2.5-7B-Instruct --gpus 8x80GB {options}".split()]) == 0
+    labels = [line.split("│")[1].strip() for line in capsys.readouterr().out.splitlines() if line.startswith("│")]
+    known = ("sum", "fits", "left, besides 2 for CUDA itself")
+    assert len(labels) > 15 and all(label in known or re.match(r"[\w ]+: [\w' ]+", label) for label in labels)

@@ -6,7 +6,6 @@ import argparse
 import json
 import re
 import shlex
-from datetime import timedelta
 
 from rich.console import Console
 from rich.table import Table
@@ -32,20 +31,29 @@ from .train_options import TrainParser
 
 LOADED = {"float32": 4.0, "float16": 2.0, "bfloat16": 2.0}
 NF4_BYTES, INT8_BYTES = 0.5 + 4 / 64, 1.0  # of a quantized weight, with its scale for each block of 64
-MOMENTS = {
-    "loss": "loss",
-    "layers": "backward",
-    "step": "optimizer step",
-    "generation": "generation, with target weights",
-}
-PARTS = {  # what a word of the table means
+MOMENTS = {"loss": "loss", "layers": "backward", "step": "optimizer", "generation": "generation"}
+MEANINGS = {  # of the rows of both tables
+    "weights": "the model",
+    "gradients": "of the trained weights",
+    "optimizer": "its state",
+    "target weights": "the slow copy that predicts futures",
+    "initial weights": "those that write targets and refined actions",
+    "communication": "buffers between GPUs",
+    "engine": "vLLM, with weights and cache",
     "activations": "what the forward pass keeps",
     "layer": "what the backward pass computes in a layer",
     "loss": "logits and their gradients",
     "step": "temporary values of the optimizer",
     "cache": "keys and values of what is generated at once",
     "prompts": "the first pass over prompts that are answered at once",
-    "weights set aside": "the model's own, while target weights are in it",
+    "weights set aside": "the model's own, while others are in it",
+    "gathered weights": "whole, in half precision, to generate",
+    "prefix cache": "keys and values kept between answers",
+    "rollout": "the policy plays",
+    "target": "what the critic should have said",
+    "refine": "critiques and better actions",
+    "sync": "weights go to what generates",
+    "train": "passes of both losses",
 }
 WIDTH = 110  # columns of what is printed
 
@@ -53,23 +61,24 @@ WIDTH = 110  # columns of what is printed
 def run(words: list[str]) -> None:
     args, others = plan_parser().parse_known_args(words)
     plan, names = make_plan(args, others)
-    lines = launch_lines(plan, names, others)
+    found = ({}, plan) if plan.fits else plan.fitting
+    changes, fitting = found or ({}, plan)
+    words = [w for name, value in changes.items() if name not in names for w in (f"--{name}", str(value))]
+    lines = launch_lines(fitting, names | {name: changes[name] for name in names & changes.keys()}, [*others, *words])
     if args.json:
-        print(json.dumps(as_json(plan, lines), indent=2))
+        print(json.dumps(as_json(plan, fitting, lines if found else []), indent=2))
         return
     show(plan)
-    found = ({}, plan) if plan.fits else plan.fitting
     if found is None:
         print("No change of these, and no two, fit. Take adapters (--use_peft True), a smaller model or more memory.")
         return
-    changes, fitting = found
     if changes:
-        names |= {name: value for name, value in changes.items() if name in names}
-        of_training = {name: value for name, value in changes.items() if name not in names}
-        words = [word for name, value in of_training.items() for word in (f"--{name}", str(value))]
-        lines = launch_lines(fitting, names, [*others, *words])
         print(f"With {as_text(changes)} it fits; {fitting.margin / 1e9:.1f} GB are left.")
-    print("Start it with:", *(f"  {line}" for line in lines), sep="\n")
+        for text in fitting.warnings:
+            print(f"Mind: {text}")
+    hours = "unknown (give --max_steps, or --num_tasks)" if fitting.hours is None else f"{fitting.hours:,.2f}"
+    print("Start it with:", *lines, sep="\n  ")
+    print(f"Hours of this whole run: {hours}")
 
 
 def make_plan(args: argparse.Namespace, words: list[str]) -> tuple[Plan, dict[str, str]]:
@@ -200,8 +209,8 @@ def launch_lines(plan: Plan, names: dict[str, str], words: list[str]) -> list[st
     return [*lines, f"{line} {shlex.join(words)}".strip() + of_server]
 
 
-def as_json(plan: Plan, lines: list[str]) -> dict:
-    """Everything that the command prints, with bytes in GB (10^9)."""
+def as_json(plan: Plan, fitting: Plan, lines: list[str]) -> dict:
+    """Everything that the command prints, with bytes in GB (10^9), and `lines` for a plan that fits."""
     gb = 1e9
     return {
         "fits": plan.fits,
@@ -224,8 +233,8 @@ def as_json(plan: Plan, lines: list[str]) -> dict:
         "iteration": [phase._asdict() for phase in plan.iteration],
         "longest_phase": max(plan.iteration, key=lambda phase: phase.seconds).name,
         "hours": plan.hours,
-        "remedies": {text: other.peak / gb for text, other in plan.remedies},
         "launch": lines,
+        "launch_hours": fitting.hours if lines else None,
     }
 
 
@@ -246,10 +255,6 @@ def show(plan: Plan) -> None:
     if plan.host:
         parts = ", ".join(f"{name} {size / 1e9:.1f} GB" for name, size in plan.host.items())
         lines_of_text.append(f"In CPU memory, for each process: {parts}.")
-    if plan.cache_tokens is not None:
-        lines_of_text.append(
-            f"A vLLM engine's cache holds {plan.cache_tokens:,} tokens; a batch asks for {plan.asked_tokens:,.0f}."
-        )
     lines_of_text += [f"Does not fit: {text}" for text in plan.problems] + [f"Mind: {text}" for text in plan.warnings]
     print(*lines_of_text, sep="\n")
     number, lengths = plan.options.episodes_per_iteration, plan.lengths
@@ -259,33 +264,30 @@ def show(plan: Plan) -> None:
         f"prompts of {lengths.prompt:g} tokens, answers of {lengths.answer:g}."
     )
     console.print(_time_table(plan))
-    unknown = "unknown: give --max_steps, or --num_tasks"
-    print(f"The whole run: {unknown if plan.hours is None else timedelta(seconds=round(3600 * plan.hours))}.")
-    print("Assumed:", *(f"  {text}" for text in plan.assumed), sep="\n")
+    print("Assumed (of GPUs an H100; options of `trl-nlac plan --help` change it):", *plan.assumed, sep="\n  ")
 
 
 def _memory_table(plan: Plan) -> Table:
     machines = plan.machines
-    table = Table()
-    table.add_column(f"GB of {machines.memory / 1e9:g}")
+    table = Table(title="Memory of a GPU at the worst moments of an iteration")
+    table.add_column(f"GB, of {machines.memory / 1e9:g}")
     for moment in plan.memory:
         table.add_column(MOMENTS[moment], justify="right")
     names = list(dict.fromkeys(name for parts in plan.memory.values() for name in parts))
     for name in names:
         sizes = [parts.get(name) for parts in plan.memory.values()]
-        label = f"{name}: {PARTS[name]}" if name in PARTS else name
-        table.add_row(label, *("" if size is None else f"{size / 1e9:.1f}" for size in sizes))
+        table.add_row(f"{name}: {MEANINGS[name]}", *("" if size is None else f"{size / 1e9:.1f}" for size in sizes))
     table.add_section()
     sums = [sum(parts.values()) for parts in plan.memory.values()]
     table.add_row("sum", *(f"{size / 1e9:.1f}" for size in sums))
     left = [machines.memory - machines.reserve - size for size in sums]
-    table.add_row(f"left, of {machines.reserve / 1e9:g} reserved", *(f"{size / 1e9:.1f}" for size in left))
+    table.add_row(f"left, besides {machines.reserve / 1e9:g} for CUDA itself", *(f"{size / 1e9:.1f}" for size in left))
     table.add_row("fits", *("yes" if size >= 0 else "no" for size in left))
     return table
 
 
 def _time_table(plan: Plan) -> Table:
-    table = Table()
+    table = Table(title="Time of an iteration (read: prompts that no cache holds)")
     for name in ("phase", "tokens generated", "tokens read", "tokens trained", "seconds"):
         table.add_column(name, justify="left" if name == "phase" else "right")
     phases = plan.iteration
@@ -293,7 +295,7 @@ def _time_table(plan: Plan) -> Table:
     for phase in phases:
         numbers = [f"{number:,.0f}" if number else "" for number in phase[1:4]]
         mark = " (longest)" if phase is longest else ""
-        table.add_row(phase.name + mark, *numbers, f"{phase.seconds:,.0f}")
+        table.add_row(f"{phase.name}: {MEANINGS[phase.name]}{mark}", *numbers, f"{phase.seconds:,.0f}")
     table.add_section()
-    table.add_row("iteration", "", "", "", f"{sum(phase.seconds for phase in phases):,.0f}")
+    table.add_row("sum", "", "", "", f"{sum(phase.seconds for phase in phases):,.0f}")
     return table

@@ -17,6 +17,7 @@ class Rates:
     training_utilization: float = _rate(0.4, "share of them in training")
     reading_utilization: float = _rate(0.4, "share of them when prompts are read")
     writing_utilization: float = _rate(0.05, "share of them when tokens are generated")
+    memory_bandwidth: float = _rate(3350.0, "GB that a GPU reads of its memory in a second")
     bandwidth: float = _rate(50.0, "GB that a GPU receives from others in a second")
     environment_seconds: float = _rate(0.0, "seconds of an environment's step")
     prompt_tokens: float | None = _rate(None, "mean tokens of a prompt")

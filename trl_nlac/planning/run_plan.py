@@ -116,13 +116,15 @@ class Plan:
             found.append(f"`optim={self.options.optim}` has two states, as AdamW")
         if self.options.use_vllm:
             found.append(f"vLLM takes {ENGINE_OVERHEAD / 1e9:g} GB beside weights and cache")
-        found.append(
-            f"a GPU computes {rates.tflops:g} * 10^12 operations a second, of which {rates.training_utilization:.0%} "
-            f"are used in training, {rates.reading_utilization:.0%} in reading, {rates.writing_utilization:.0%} in "
-            f"writing, and receives {rates.bandwidth:g} GB a second; a step of an environment takes "
-            f"{rates.environment_seconds:g} s"
-        )
-        return found
+        return [
+            *found,
+            "prompts, answers and episodes are half as long as allowed on average, unless their lengths are given",
+            f"a GPU computes {rates.tflops:g} * 10^12 operations a second, of which it uses "
+            f"{rates.training_utilization:.0%} in training, {rates.reading_utilization:.0%} in reading and "
+            f"{rates.writing_utilization:.0%} in writing",
+            f"a GPU reads {rates.memory_bandwidth:,g} GB of its memory a second, and receives {rates.bandwidth:g} GB",
+            f"a step of an environment takes {rates.environment_seconds:g} s",
+        ]
 
     # Memory
 
@@ -303,20 +305,13 @@ class Plan:
         return not self.problems
 
     @property
-    def remedies(self) -> list[tuple[str, "Plan"]]:
-        """Options that make it fit, or lower a peak that is too high by a fiftieth at least; the best first."""
-        limit = 0.98 * self.peak if self.margin < 0 else 0
-        plans = [(as_text(changes), plan) for changes, plan in self._changes() if plan.peak < limit or plan.fits]
-        return sorted(plans, key=lambda change: (not change[1].fits, change[1].peak))
-
-    @property
     def fitting(self) -> tuple[dict[str, Any], "Plan"] | None:
         """The first change that fits, or pair of changes, with its plan."""
-        singles = list(self._changes())
+        singles = list(self.changes())
         pairs = (
             ({**changes, **more}, pair)
             for changes, plan in singles
-            for more, pair in plan._changes()
+            for more, pair in plan.changes()
             if not more.keys() & changes.keys()
         )
         return next((change for change in (*singles, *pairs) if change[1].fits), None)
@@ -355,7 +350,8 @@ class Plan:
         is_shorter = not plan._starts and longest < plan._model_length
         return {**changes, "vllm_max_model_length": longest} if is_shorter else changes
 
-    def _changes(self) -> Iterator[tuple[dict[str, Any], "Plan"]]:
+    def changes(self) -> Iterator[tuple[dict[str, Any], "Plan"]]:
+        """Yield options that lower a peak, each with its plan, in the order in which to try them."""
         shorter = self._started({})
         if shorter:
             yield shorter, self.with_options(**shorter)

@@ -93,28 +93,30 @@ def phases(
     """
     The phases of an iteration. Playing, targets and refinement take the time to read prompts and to generate; with
     vLLM the prompt of a transition is read once for each set of weights, and an episode once, otherwise for every
-    answer. `num_updates_per_generation` repeats the training, `target_max_age` saves targets. `servers` is the number
-    of GPUs of a server that generates, if there is one, `losses` the number of examples of a transition, and `shares`
-    says whether these share their prefixes.
+    answer. Each token of what is generated at once reads the weights. `num_updates_per_generation` repeats the
+    training, `target_max_age` saves targets. `servers` is the number of GPUs of a server that generates, if there is
+    one, `losses` the number of examples of a transition, and `shares` says whether these share their prefixes.
     """
     samples, episodes, gpus = options.samples_per_iteration, options.episodes_per_iteration, sharing.processes
     flops = rates.tflops * 1e12
     prompt, answer, turns = lengths
 
-    def generating(name: str, requests: float, read: float, waiting: float = 0.0) -> Phase:
-        read_flops, written_flops = 2 * shape.active * read, 2 * shape.active * requests * answer
-        seconds = read_flops / rates.reading_utilization + written_flops / rates.writing_utilization
-        return Phase(name, requests * answer, read, 0.0, seconds / flops / (servers or gpus) + waiting)
+    def generating(name: str, at_once: float, rounds: float, read: float, waiting: float = 0.0) -> Phase:
+        written, per_second = at_once * rounds * answer, flops * (servers or gpus)
+        reading = 2 * shape.active * read / per_second / rates.reading_utilization
+        passes = rounds * answer * max(1, at_once / (options.max_generation_batch_size * gpus))
+        loading = passes * 2 * shape.active / rates.memory_bandwidth / 1e9
+        writing = max(2 * shape.active * written / per_second / rates.writing_utilization, loading)
+        return Phase(name, written, read, 0.0, reading + writing + waiting)
 
     of_target, of_refine = answers(options)
-    steps = episodes * turns
     waiting = turns * rates.environment_seconds
     # Prompts of an episode grow up to about twice their mean, and the last one contains those before.
     read_once = 2 / (turns + 1) if options.use_vllm else 1
-    found = [generating("rollout", steps, steps * prompt * read_once, waiting)]
+    found = [generating("rollout", episodes, turns, episodes * turns * prompt * read_once, waiting)]
     written = samples * written_share(options, gpus, turns)
     for name, asked, number in (("target", written, of_target), ("refine", samples, of_refine)):
-        found.append(generating(name, asked * number, asked * prompt * (1 if options.use_vllm else number)))
+        found.append(generating(name, asked, number, asked * prompt * (1 if options.use_vllm else number)))
     syncs = 0 if shape.has_adapters else 3
     moves = options.use_vllm or sharing.kind in SHARDED
     received = syncs * 2 * shape.parameters if moves else 0
