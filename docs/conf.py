@@ -20,6 +20,7 @@ html_theme = "furo"
 html_show_copyright = False
 html_static_path = ["static"]
 html_css_files = ["pages.css"]
+html_extra_path = ["source/sample_report.html"]
 extensions = ["myst_parser", "sphinx_copybutton"]
 myst_enable_extensions = ["attrs_inline", "dollarmath"]
 myst_heading_anchors = 3
@@ -31,6 +32,7 @@ SOURCE = Path(__file__).parent / "source"
 TOCTREE = yaml.safe_load((SOURCE / "_toctree.yml").read_text())
 AUTODOC = re.compile(r"^\[\[autodoc\]\] ([\w.]+)((?:\n+[ \t]+- \w+)*)", re.MULTILINE)
 OUTSIDE = re.compile(r"\[([^\]]+)\]\(\.\./\.\./[\w./]+(?:#[\w-]+)?\)")  # links to files that are no pages
+READY = re.compile(r"\[([^\]]+)\]\((\w+\.html)\)")  # links to `html_extra_path`, which Sphinx would make downloads
 REFERENCE = re.compile(r"\[`(~?)([\w.]+)`\](?!\()")
 
 
@@ -131,6 +133,7 @@ def on_source_read(app, docname, source):
     source[0] = AUTODOC.sub(autodoc, source[0])
     source[0] = REFERENCE.sub(reference, source[0])
     source[0] = OUTSIDE.sub(r"\1", source[0])
+    source[0] = READY.sub(r'<a href="\2">\1</a>', source[0])
     if docname == "index":
         source[0] += toctrees()
 

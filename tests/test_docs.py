@@ -285,12 +285,14 @@ def test_no_line_is_a_comment_by_accident(page):
     assert not re.findall(r"^ *%.*", prose(page), re.MULTILINE)
 
 
-def test_autodoc_finds_everything():
-    on_source_read = runpy.run_path(str(ROOT / "docs" / "conf.py"))["on_source_read"]
+def test_built_pages_have_every_object_and_open_the_sample_report():
+    conf = runpy.run_path(str(ROOT / "docs" / "conf.py"))
     for page in SOURCE.glob("*.md"):
         source = [page.read_text()]
-        on_source_read(None, page.stem, source)
+        links = {*re.findall(r"\((\w+\.html)\)", source[0])}
+        conf["on_source_read"](None, page.stem, source)
         assert "[[autodoc]]" not in source[0], page
+        assert all(f"source/{link}" in conf["html_extra_path"] and f'<a href="{link}">' in source[0] for link in links)
 
 
 def test_pages_are_short():
