@@ -19,8 +19,8 @@ ROLES = ("policy", "successor", "backup", "critic", "refine", "correction", "eva
 ACTION_FORMATS = ["react", "text", "tool_call"]
 # Settings of single roles where `role_sampling` has none. A backup copies the observation, and what it samples wrongly
 # the critic learns. Where outcomes are luck in part, a critic as unsure as they are teaches the policy to guess: its
-# most likely critique is a vote of what it has seen. At 1 a small model follows a third of the advice that it is given,
-# at 0.5 more than half; what the refinement policy leaves out is never tried.
+# most likely critique is a vote of what it has seen. A small model does a third of what it is told at temperature 1,
+# and half of it at 0.5; what the refinement policy leaves out is never tried.
 ROLE_DEFAULTS: dict[str, dict[str, float]] = {
     **dict.fromkeys(("backup", "critic"), {"temperature": 0.0}),
     "refine": {"temperature": 0.5, "min_p": 0.0},
