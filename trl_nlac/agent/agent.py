@@ -159,15 +159,8 @@ class NLACAgent:
             raise ValueError(f"`device={str(device)!r}` is for `backend='transformers'`, got `backend={backend!r}`.")
         device = torch.device(device) if device else present_device()
         PartialState(cpu=device.type == "cpu")  # an existing one stays: a trainer can be running here
-        generator, chat, loaded = load_backend(
-            backend,
-            model,
-            role_options.chat_template_kwargs,
-            device,
-            revision,
-            trust_remote_code,
-            backend_kwargs or {},
-        )
+        how = (role_options.chat_template_kwargs, device, revision, trust_remote_code, backend_kwargs or {})
+        generator, chat, loaded = load_backend(backend, model, *how)
         fit_to_context(role_options, context_of(generator, loaded))
         return cls(generator, chat, role_options, prompts, tools, loaded, brings_tools, is_single_step)
 
@@ -371,16 +364,8 @@ class NLACAgent:
                 act_better, self.roles, refine=refine, num_candidates=num_candidates, alpha=alpha, sampling=sampling
             )
         with self.generating():
-            return evaluate_policy(
-                environments,
-                dict(enumerate(tasks)),
-                self.roles,
-                num_episodes,
-                num_critiques,
-                seed,
-                act=act,
-                rewards=rewards,
-            )
+            played = (environments, dict(enumerate(tasks)), self.roles, num_episodes)
+            return evaluate_policy(*played, num_critiques, seed, act=act, rewards=rewards)
 
     def encode(self, messages: list[Message], tools: list[dict[str, Any]] | None = None) -> Prompt:
         """

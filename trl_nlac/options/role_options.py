@@ -21,10 +21,8 @@ ACTION_FORMATS = ["react", "text", "tool_call"]
 # the critic learns. Where outcomes are luck in part, a critic as unsure as they are teaches the policy to guess: its
 # most likely critique is a vote of what it has seen. A small model does a third of what it is told at temperature 1,
 # and half of it at 0.5; what the refinement policy leaves out is never tried.
-ROLE_DEFAULTS: dict[str, dict[str, float]] = {
-    **dict.fromkeys(("backup", "critic"), {"temperature": 0.0}),
-    "refine": {"temperature": 0.5, "min_p": 0.0},
-}
+_GREEDY = {"temperature": 0.0}
+ROLE_DEFAULTS = {"backup": _GREEDY, "critic": _GREEDY, "refine": {"temperature": 0.5, "min_p": 0.0}}
 MAX_TOKENS = 10**6  # of an answer
 # Settings of one role, with the range of each, within which the scores of tokens stay finite.
 _SETTINGS = {
