@@ -10,6 +10,7 @@ the result is the same again, or the run is refused and the message names the fi
 difference.
 """
 
+import gc
 import hashlib
 import json
 import multiprocessing
@@ -78,6 +79,7 @@ def train(output_dir: Path, kill: Kill | None = None, **changes) -> None:
     trainer = make_trainer(output_dir, **changes)
     if kill is not None:
         threading.Thread(target=kill_later, args=(output_dir, *kill), daemon=True).start()
+    gc.freeze()  # what is imported already, of which a collection takes longer than a step
     trainer.train(resume_from_checkpoint=bool(checkpoints(output_dir)))
     trainer.save_model()
 

@@ -211,7 +211,7 @@ class TestAgainstThePackage:
         refined = one_file.refine_actions(policy, policy, states, temperature=0.0)
         found = [example for example in before + refined if example and example.prompt not in states]
         other = [(example.prompt, found[i - 1].answer) for i, example in enumerate(found)]
-        for _ in train(initial, other, num_steps=10):
+        for _ in train(initial, other[::2], num_steps=10):
             pass
         weights, first = TargetWeights(model, 0.05), InitialWeights(model)
         first.load_state_dict(dict(initial.model.named_parameters()))

@@ -16,14 +16,14 @@ from trl_nlac.types import RunRefused
 
 
 SCRIPT = """
-import os, signal, sys
+import gc, os, signal, sys
 from helpers.testing_utils import make_trainer
 options = dict(max_steps=4, max_turns=2, save_strategy="steps", save_steps=2, hub_model_id="me/agent")
 options |= dict(push_to_hub=True, hub_strategy="checkpoint", hub_always_push=True)
 for resume in (False, True):
     child = os.fork()  # so that the packages are imported once
     if not child:
-        input(), signal.alarm(120), os.dup2(2, 1)
+        input(), signal.alarm(120), os.dup2(2, 1), gc.freeze()
         make_trainer(sys.argv[1], options).train(resume_from_checkpoint=resume)
         os._exit(0)
     print(child, flush=True)

@@ -24,8 +24,7 @@ def test_a_cell_of_generation(monkeypatch):
     assert 0.5 < row["prefix_hit_rate"] <= 1 and row["completion_tokens"] > 0
 
 
-def test_a_gradient_step():
-    """The page has the table of the stored figures, and a small run has figures of the same kind."""
+def test_a_gradient_step_and_its_page():
     step = train_step.time_of_step(2, turn=16, completion=4, repetitions=1)
     assert step["tokens"] == {"tree": 2 * 16 + 4 * 4, "separate": 2 * 20 + 2 * 36}
     words = ("benchmarks.systems.train_step", "--cell")

@@ -2,6 +2,7 @@
 
 """Run in a process of its own what each line of the standard input says, for tests that send signals."""
 
+import gc
 import json
 import os
 import signal
@@ -67,6 +68,7 @@ if __name__ == "__main__":
     if job is not None:
         folder = Path(job["folder"])
         signal.alarm(120)
+        gc.freeze()  # training begins with a collection
         output = os.open(folder / "output", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         os.dup2(output, 1)
         os.dup2(output, 2)

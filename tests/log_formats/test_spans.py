@@ -186,9 +186,7 @@ def test_messages_as_attributes_of_their_own(tmp_path, convention):
     roles = [message["role"] for message in row["messages"]]
     assert roles == ["user", "assistant", "tool", "assistant"] and row["reward"] == 1.0
     assert row["messages"][1]["tool_calls"][0] == {
-        "id": "c1",
-        "type": "function",
-        "function": {"name": CALLED["name"], "arguments": CALLED["arguments"]},
+        **{"id": "c1", "type": "function", "function": {"name": CALLED["name"], "arguments": CALLED["arguments"]}},
     }
     assert row["tools"][0]["function"]["parameters"] == TOOLS[0]["parameters"]
 

@@ -2,19 +2,11 @@
 
 from functools import partial
 
+import peft
 import pytest
 import torch
 from accelerate import PartialState
 from helpers.testing_utils import Answering, assert_same, make_config, make_trained, make_trainer, weights
-from peft import (
-    LoraConfig,
-    PeftConfig,
-    PeftModel,
-    PrefixTuningConfig,
-    PromptEncoderConfig,
-    PromptTuningConfig,
-    get_peft_model,
-)
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -144,7 +136,7 @@ def test_prompts_fit_into_the_context_of_an_engine(tmp_path, monkeypatch, caplog
 
 @pytest.mark.parametrize("modules_to_save", [None, ["norm"]])
 def test_lora(tmp_path, modules_to_save):
-    peft_config = LoraConfig(
+    peft_config = peft.LoraConfig(
         r=4, target_modules=["q_proj", "v_proj"], modules_to_save=modules_to_save, task_type="CAUSAL_LM"
     )
     trainer = make_trainer(tmp_path, {"max_steps": 3}, peft_config=peft_config)
@@ -156,7 +148,7 @@ def test_lora(tmp_path, modules_to_save):
     assert set(trainer.target_weights.state_dict()) == changed
     trainer.save_model()
     base = AutoModelForCausalLM.from_pretrained(TINY_MODEL)
-    loaded = PeftModel.from_pretrained(base, tmp_path)
+    loaded = peft.PeftModel.from_pretrained(base, tmp_path)
     own, read = weights(trainer.model), weights(loaded)
     for name in changed:
         torch.testing.assert_close(read[name], own[name])
@@ -165,7 +157,7 @@ def test_lora(tmp_path, modules_to_save):
 def test_an_adapter_is_trained_on_by_its_folder(tmp_path):
     tokenizer = AutoTokenizer.from_pretrained(TINY_MODEL)
     tokenizer.chat_template += "{# mine #}"
-    peft_config = LoraConfig(r=4, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")
+    peft_config = peft.LoraConfig(r=4, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")
     first = make_trained(tmp_path / "first", peft_config=peft_config, processing_class=tokenizer)
     first.save_model()
     trained = weights(first.model)
@@ -177,7 +169,7 @@ def test_an_adapter_is_trained_on_by_its_folder(tmp_path):
     second.train()
     changed = {name for name, value in weights(second.model).items() if not torch.equal(value, before[name])}
     assert changed and all("lora_" in name for name in changed)
-    config = PeftConfig.from_pretrained(tmp_path / "first")
+    config = peft.PeftConfig.from_pretrained(tmp_path / "first")
     config.revision = "of-base"
     config.save_pretrained(tmp_path / "first")
     args = make_config(tmp_path / "third", **options)
@@ -189,7 +181,7 @@ def test_an_adapter_is_trained_on_by_its_folder(tmp_path):
 def test_quantized_base_model(tmp_path):
     bitsandbytes = pytest.importorskip("bitsandbytes")
     quantization_config = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4")
-    peft_config = LoraConfig(r=4, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")
+    peft_config = peft.LoraConfig(r=4, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")
     trainer = make_trainer(tmp_path, peft_config=peft_config, quantization_config=quantization_config)
     assert trainer.model.get_base_model().model.layers[0].mlp.up_proj.weight.dtype == torch.uint8
     # Some CPUs pack the weights for inference, and cannot train with them from then on.
@@ -218,8 +210,8 @@ def test_an_adapter_of_a_multimodal_model_is_found(tmp_path):
     config = Qwen3_5Config(text_config=text, vision_config={**vision, "num_position_embeddings": 16})
     Qwen3_5ForConditionalGeneration(config).save_pretrained(tmp_path / "base")
     args = make_config(tmp_path)
-    adapter = LoraConfig(r=2, target_modules=["q_proj"], task_type="CAUSAL_LM", init_lora_weights=False)
-    saved = get_peft_model(load_by_name(str(tmp_path / "base"), args), adapter)
+    adapter = peft.LoraConfig(r=2, target_modules=["q_proj"], task_type="CAUSAL_LM", init_lora_weights=False)
+    saved = peft.get_peft_model(load_by_name(str(tmp_path / "base"), args), adapter)
     saved.save_pretrained(tmp_path / "adapter")
     loaded = load_by_name(str(tmp_path / "adapter"), args)
     assert_same(weights(loaded), weights(saved))
@@ -229,18 +221,18 @@ def test_an_adapter_of_a_multimodal_model_is_found(tmp_path):
 
 
 def test_an_adapter_of_another_name_is_refused(tmp_path):
-    adapter = LoraConfig(r=2, target_modules=["q_proj"], task_type="CAUSAL_LM")
-    model = get_peft_model(AutoModelForCausalLM.from_pretrained(TINY_MODEL), adapter, adapter_name="mine")
+    adapter = peft.LoraConfig(r=2, target_modules=["q_proj"], task_type="CAUSAL_LM")
+    model = peft.get_peft_model(AutoModelForCausalLM.from_pretrained(TINY_MODEL), adapter, adapter_name="mine")
     with pytest.raises(ValueError, match="active adapter of `model` is 'mine'.* Call it 'default'"):
         make_trainer(tmp_path, model=model)
 
 
 def test_virtual_tokens_in_the_sequence_are_refused(tmp_path):
     """They would move the tokens that the losses read; keys and values before the prompt do not."""
-    make_trainer(tmp_path, peft_config=PrefixTuningConfig(num_virtual_tokens=4, task_type="CAUSAL_LM"))
-    for kind in (PromptTuningConfig, PromptEncoderConfig):
+    make_trainer(tmp_path, peft_config=peft.PrefixTuningConfig(num_virtual_tokens=4, task_type="CAUSAL_LM"))
+    for kind in (peft.PromptTuningConfig, peft.PromptEncoderConfig):
         config = kind(num_virtual_tokens=4, task_type="CAUSAL_LM")
-        model = get_peft_model(AutoModelForCausalLM.from_pretrained(TINY_MODEL), config)
+        model = peft.get_peft_model(AutoModelForCausalLM.from_pretrained(TINY_MODEL), config)
         for given in ({"peft_config": config}, {"model": model}):
             with pytest.raises(ValueError, match=f"`{kind.__name__}` .* puts 4 virtual tokens before every prompt"):
                 make_trainer(tmp_path, **given)
