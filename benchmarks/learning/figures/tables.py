@@ -344,8 +344,6 @@ class Tables:
     def of_replay(self, task: str, method: str, amount: str) -> list[dict]:
         """Return the cells of a method with an amount of draws, by seeds that all methods have."""
         runs = [self.runs.get((f"replay/{amount}", task, name), []) for name in REPLAYING]
-        if amount == DRAWS[-1]:
-            runs[0] = self.of(task, "nlac", "default")
         seeds = set.intersection(*({cell["seed"] for cell in cells} for cells in runs))
         return [cell for cell in runs[REPLAYING.index(method)] if cell["seed"] in seeds]
 
