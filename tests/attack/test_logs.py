@@ -7,21 +7,15 @@ import random
 import time
 
 import pytest
-from helpers.log_samples import ANSWER, ASKED, SAID, TEXT, chat_span, otlp, score
+from helpers.log_samples import ANSWER, ASKED, SAID, TEXT, chat_span, otlp, read, score
 
 from trl_nlac.gateway import parsed_json
 from trl_nlac.gateway.parsed_json import MAX_DEPTH, is_deep, parse_json
-from trl_nlac.log_formats.log_files import read_logs
 from trl_nlac.log_formats.log_summary import MAX_TOOLS, describe
 from trl_nlac.log_formats.logged import LoggedConversations, json_values, listed
 
 
 ROW = {"messages": [*ASKED, SAID], "reward": 1}
-
-
-def read(folder, text: str, outcome=None) -> LoggedConversations:
-    (folder / "logs.json").write_text(text)
-    return read_logs([folder / "logs.json"], lambda path: None, outcome)
 
 
 def values(text: str) -> tuple[list, LoggedConversations]:

@@ -2,6 +2,16 @@
 
 import json
 
+from trl_nlac.log_formats.log_files import read_logs
+from trl_nlac.log_formats.logged import LoggedConversations
+
+
+def read(folder, *rows, outcome: str | None = None, indent: int | None = None) -> LoggedConversations:
+    """Read a file of rows, of which texts are written as they are."""
+    lines = [row if isinstance(row, str) else json.dumps(row, indent=indent) for row in rows]
+    (folder / "logs.jsonl").write_text("\n".join(lines))
+    return read_logs([folder / "logs.jsonl"], None, outcome)  # no buffer
+
 
 CALL = {"id": "call_1", "type": "function", "function": {"name": "get_order", "arguments": '{"id": "W1"}'}}
 TOOL = {"type": "function", "function": {"name": "get_order", "parameters": {"type": "object", "properties": {}}}}

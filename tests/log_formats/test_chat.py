@@ -3,23 +3,13 @@
 import json
 
 import pytest
-from helpers.log_samples import ASKED, CALL, CALLED, SAID, SEEN, TOOL, request
+from helpers.log_samples import ASKED, CALL, CALLED, SAID, SEEN, TOOL, read, request
 
 from trl_nlac.episodes.conversations import write_json_lines
 from trl_nlac.episodes.logs import load_logs
 from trl_nlac.log_formats.chat import read_requests
 from trl_nlac.log_formats.log_files import read_logs
 from trl_nlac.log_formats.logged import LoggedConversations
-
-
-def no_buffer(path):
-    raise AssertionError(f"{path} is no buffer")
-
-
-def read(folder, *lines, outcome: str | None = None) -> LoggedConversations:
-    texts = [line if isinstance(line, str) else json.dumps(line) for line in lines]
-    (folder / "logs.jsonl").write_text("\n".join(texts))
-    return read_logs([folder / "logs.jsonl"], no_buffer, outcome)
 
 
 def speakers(found: LoggedConversations) -> list[list[str]]:
@@ -223,7 +213,7 @@ class TestFiles:
     def test_no_log(self, tmp_path, name):
         (tmp_path / "logs.txt").touch()
         with pytest.raises(ValueError, match=name):
-            read_logs([tmp_path / name], no_buffer)
+            read_logs([tmp_path / name], None)
 
     @pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16", "utf-16-le", "utf-32", "latin-1"])
     def test_other_encodings(self, tmp_path, encoding):
@@ -231,13 +221,13 @@ class TestFiles:
         rows = [{"messages": [*ASKED, {**SAID, "content": text}], "reward": 1} for text in ("Zürich", "Bern")]
         text = "\n".join(json.dumps(row, ensure_ascii=False) for row in rows)
         (tmp_path / "logs.jsonl").write_text(text, encoding=encoding)
-        found = read_logs([tmp_path], no_buffer)
-        read = [row["messages"][-1]["content"] for row in found.rows]
+        found = read_logs([tmp_path], None)
+        texts = [row["messages"][-1]["content"] for row in found.rows]
         if encoding != "latin-1":
-            assert read == ["Zürich", "Bern"] and not found.notes
+            assert texts == ["Zürich", "Bern"] and not found.notes
             assert load_logs(tmp_path / "logs.jsonl")["messages"][0][-1]["content"] == "Zürich"
             return
-        assert read == ["Bern"] and found.unreadable == {"it is not JSON": 1}
+        assert texts == ["Bern"] and found.unreadable == {"it is not JSON": 1}
         assert list(found.notes) == ["logs.jsonl has text that is not in utf-8, and is not read: write it in UTF-8"]
         with pytest.raises(ValueError, match="logs.jsonl is not text in utf-8: write it in UTF-8"):
             load_logs(tmp_path / "logs.jsonl")

@@ -3,17 +3,10 @@
 import json
 
 import pytest
-from helpers.log_samples import ANSWER, CALLING, RESULT, TEXT, attributes_of, chat_span, otlp, score, value_of
-
-from trl_nlac.log_formats.log_files import read_logs
+from helpers.log_samples import ANSWER, CALLING, RESULT, TEXT, attributes_of, chat_span, otlp, read, score, value_of
 
 
 TOOLS = [{"type": "function", "name": "get_weather", "parameters": {"type": "object", "properties": {}}}]
-
-
-def read(folder, *values, outcome: str | None = None, indent: int | None = None):
-    (folder / "spans.jsonl").write_text("\n".join(json.dumps(value, indent=indent) for value in values))
-    return read_logs([folder / "spans.jsonl"], lambda path: None, outcome)
 
 
 def records_of(*records: dict) -> dict:

@@ -1,21 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 
-import json
-
 import pytest
-from helpers.log_samples import run, simulation
-
-from trl_nlac.log_formats.log_files import read_logs
-
-
-def read(folder, value, outcome: str | None = None):
-    (folder / "results.json").write_text(json.dumps(value, indent=2))
-    return read_logs([folder / "results.json"], lambda path: None, outcome)
+from helpers.log_samples import read, run, simulation
 
 
 def test_runs(tmp_path):
     failed = run(2, 0.0, info={"error": "RateLimitError", "traceback": "..."}, traj=[])
-    found = read(tmp_path, [run(0, 1.0), run(1, 0.0), failed, {"task_id": 3, "traj": None, "reward": 1.0}, "text"])
+    found = read(
+        tmp_path, [run(0, 1.0), run(1, 0.0), failed, {"task_id": 3, "traj": None, "reward": 1.0}, "text"], indent=2
+    )
     assert found.format == "results of τ-bench"
     assert [(row["reward"], row["task"]) for row in found.rows] == [(1.0, {"task_index": 0}), (0.0, {"task_index": 1})]
     assert [message["role"] for message in found.rows[0]["messages"]] == [
@@ -44,7 +37,7 @@ def test_simulations_of_the_second_version(tmp_path):
             {"id": "s2", "messages": None},
         ],
     }
-    found = read(tmp_path, results)
+    found = read(tmp_path, results, indent=2)
     assert found.format == "results of τ²-bench"
     assert [(row["reward"], row["terminated"]) for row in found.rows] == [(1.0, True), (0.0, False)]
     roles = ["system", "assistant", "user", "assistant", "tool", "assistant", "user"]
@@ -58,4 +51,4 @@ def test_simulations_of_the_second_version(tmp_path):
     "results", [[run(0, 1.0, judged=0.25)], {"simulations": [{**simulation(1.0), "judged": 0.25}]}], ids=["τ", "τ²"]
 )
 def test_another_outcome(tmp_path, results):
-    assert [row["reward"] for row in read(tmp_path, results, "judged").rows] == [0.25]
+    assert [row["reward"] for row in read(tmp_path, results, outcome="judged", indent=2).rows] == [0.25]
