@@ -5,6 +5,7 @@
 import json
 import runpy
 import shutil
+from functools import partial
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -126,7 +127,7 @@ def run_langgraph(task, base_url, api_key, streamed=False):
     desk = Desk(task["request"])
     route = tool(desk.route)
     route.handle_tool_error = route.handle_validation_error = True
-    model = ChatOpenAI(model="policy", base_url=base_url, api_key=api_key, streaming=streamed)
+    model = ChatOpenAI(model="policy", base_url=base_url, api_key=api_key, streaming=bool(streamed))
     agent = create_react_agent(model, [route])
     try:
         agent.invoke({"messages": [("user", desk.task)]}, {"recursion_limit": 6})
@@ -187,25 +188,21 @@ def test_plain_loop(tmp_path):
     assert len(episodes) == 8 and any(len(episode.turns) > 1 for episode in with_calls(episodes))
 
 
-@pytest.mark.agents
-@pytest.mark.parametrize("interface", ["chat", "responses"])
-@pytest.mark.parametrize("streamed", [False, True], ids=["whole", "streamed"])
-def test_openai_agents(tmp_path, interface, streamed):
-    pytest.importorskip("agents")
-
-    async def run_agent(*args):
-        return await run_openai_agents(*args, interface, streamed)
-
-    episodes = train(tmp_path, run_agent)
-    assert len(episodes) == 8 and any(len(episode.turns) > 1 for episode in with_calls(episodes))
+FRAMEWORKS = [
+    *(("agents", run_openai_agents, {"interface": i, "streamed": s}) for i in ("chat", "responses") for s in (0, 1)),
+    *(("langgraph langchain_openai", run_langgraph, {"streamed": s}) for s in (0, 1)),
+    *(("pydantic_ai", run_pydantic_ai, {"interface": i}) for i in ("chat", "responses")),
+]
 
 
 @pytest.mark.agents
-@pytest.mark.parametrize("streamed", [False, True], ids=["whole", "streamed"])
-def test_langgraph(tmp_path, streamed):
-    pytest.importorskip("langgraph")
-    pytest.importorskip("langchain_openai")
-    episodes = train(tmp_path, lambda *args: run_langgraph(*args, streamed))
+@pytest.mark.parametrize(
+    ("packages", "run_agent", "options"), FRAMEWORKS, ids=lambda v: getattr(v, "__name__", str(v))
+)
+def test_frameworks(tmp_path, packages, run_agent, options):
+    for package in packages.split():
+        pytest.importorskip(package)
+    episodes = train(tmp_path, partial(run_agent, **options))
     assert len(episodes) == 8 and any(len(episode.turns) > 1 for episode in with_calls(episodes))
 
 
@@ -220,18 +217,6 @@ def test_crewai(tmp_path, monkeypatch):
     (episode,) = play([TASKS[0]], AgentEnvironment(run_crewai), roles)
     assert [turn.action for turn in episode.turns] == [call, "It is done."] and not episode.segments
     assert episode.turns[0].next_observation.startswith("refused")
-
-
-@pytest.mark.agents
-@pytest.mark.parametrize("interface", ["chat", "responses"])
-def test_pydantic_ai(tmp_path, interface):
-    pytest.importorskip("pydantic_ai")
-
-    async def run_agent(*args):
-        return await run_pydantic_ai(*args, interface)
-
-    episodes = train(tmp_path, run_agent)
-    assert len(episodes) == 8 and any(len(episode.turns) > 1 for episode in with_calls(episodes))
 
 
 @pytest.mark.agents
