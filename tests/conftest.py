@@ -23,6 +23,15 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+@pytest.fixture(scope="module")
+def tokenizer():
+    from transformers import AutoTokenizer
+
+    from trl_nlac.environments.embedded import TINY_MODEL
+
+    return AutoTokenizer.from_pretrained(TINY_MODEL)
+
+
 @pytest.fixture(autouse=True)
 def tiny_models_may_stammer(request, monkeypatch):
     """Let the embedded models play roles in prompts that they were not taught. The tests of that ask for it."""

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 from helpers.cli_utils import ENVIRONMENT
-from transformers import AutoTokenizer
 
 from benchmarks.chat_server import FakeServer, JSONHandler
 from trl_nlac import JudgeReward
@@ -146,11 +145,6 @@ class OddServer(FakeServer):
 
 CLIENT = {"max_retries": 0, "timeout": 1.0, "api_key": SECRET}
 PARAMS = {"max_tokens": 8, "temperature": 1.0, "top_p": 1.0, "seed": 1, "stop_token_ids": [1]}
-
-
-@pytest.fixture(scope="module")
-def tokenizer():
-    return AutoTokenizer.from_pretrained(TINY_MODEL)
 
 
 def check(message: str, place: str = " at `backend='http://<hidden>@127.0.0.1:") -> None:

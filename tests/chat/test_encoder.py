@@ -4,12 +4,10 @@ import json
 
 import pytest
 from helpers.testing_utils import CHAT_TEMPLATES, make_tokenizer
-from transformers import AutoTokenizer
 
 from trl_nlac.chat.actions import ActionFormat
 from trl_nlac.chat.encoder import ChatEncoder
 from trl_nlac.chat.tool_calls import call_message, format_tool_call, format_tool_calls
-from trl_nlac.environments.embedded import TINY_MODEL
 from trl_nlac.environments.embedded.service_desk import TOOL
 from trl_nlac.types import Prompt
 
@@ -22,11 +20,6 @@ TOOL_TEMPLATES = [name for name in TEMPLATES if ChatEncoder(make_tokenizer(name)
 # Templates that show the text beside a call: after its results, or not at all, is elsewhere.
 SAYING = [name for name in TOOL_TEMPLATES if not name.startswith(("gemma4", "gptoss", "llama3"))]
 ARGUMENTS = {"form": "amber", "proof": "photo", "team": "legal", "time": "noon"}
-
-
-@pytest.fixture
-def tokenizer():
-    return AutoTokenizer.from_pretrained(TINY_MODEL)
 
 
 def sampled(chat: ChatEncoder, content: str, thought: str = "That may help.") -> list[int]:

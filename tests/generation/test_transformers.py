@@ -31,11 +31,6 @@ def model():
     return AutoModelForCausalLM.from_pretrained(TINY_MODEL)
 
 
-@pytest.fixture(scope="module")
-def tokenizer():
-    return AutoTokenizer.from_pretrained(TINY_MODEL)
-
-
 def make_generator(tokenizer, batch_size=128, **kwargs):
     return TransformersGenerator(Accelerator(cpu=True), tokenizer, [tokenizer.eos_token_id], batch_size, **kwargs)
 
@@ -46,13 +41,17 @@ def make_prompts(tokenizer):
     return [chat.start([{"role": "user", "content": history}]) for history in histories]
 
 
+def generate(model, tokenizer, prompts, sampling, batch_size=128):
+    generator = make_generator(tokenizer, batch_size)
+    with generator.session(model):
+        return generator.generate(prompts, sampling, list(range(len(prompts))))
+
+
 class TestTransformersGenerator:
     @pytest.mark.parametrize("batch_size", [2, 128])
     def test_batches_equal_a_plain_loop(self, model, tokenizer, batch_size):
         prompts = make_prompts(tokenizer)
-        generator = make_generator(tokenizer, batch_size)
-        with generator.session(model):
-            completions = generator.generate(prompts, Sampling(max_tokens=24, temperature=0.0), [0] * 4)
+        completions = generate(model, tokenizer, prompts, Sampling(max_tokens=24, temperature=0.0), batch_size)
         for prompt, completion in zip(prompts, completions, strict=True):
             token_ids = list(prompt)
             for _ in range(24):  # no cache, no padding
@@ -68,22 +67,16 @@ class TestTransformersGenerator:
             assert bar.n == 4
 
     def test_cut_off_completions_are_marked(self, model, tokenizer):
-        generator = make_generator(tokenizer)
-        with generator.session(model):
-            short, long = (
-                generator.generate(make_prompts(tokenizer)[:1], Sampling(max_tokens=number, temperature=0.0), [0])[0]
-                for number in (2, 24)
-            )
+        prompts = make_prompts(tokenizer)[:1]
+        (short,), (long,) = (generate(model, tokenizer, prompts, Sampling(number, 0.0)) for number in (2, 24))
         assert not short.finished and len(short.token_ids) == 2
         assert long.finished and long.token_ids[-1] == tokenizer.eos_token_id
 
     def test_sampling_follows_the_model(self, model, tokenizer):
         prompt = make_prompts(tokenizer)[2]
-        generator = make_generator(tokenizer, batch_size=4000)
         for temperature in (0.5, 1.0):
-            with generator.session(model):
-                sampling = Sampling(max_tokens=2, temperature=temperature)
-                completions = generator.generate([prompt] * 4000, sampling, list(range(4000)))
+            sampling = Sampling(max_tokens=2, temperature=temperature)
+            completions = generate(model, tokenizer, [prompt] * 4000, sampling, batch_size=4000)
             first = torch.bincount(torch.tensor([completion.token_ids[1] for completion in completions]))
             with torch.no_grad():
                 token_ids = [*prompt, completions[0].token_ids[0]]
@@ -93,19 +86,15 @@ class TestTransformersGenerator:
             assert (observed - expected).abs().sum() < 0.06
 
     def test_every_token_is_drawn_anew(self, model, tokenizer):
-        generator = make_generator(tokenizer)
-        with generator.session(model):
-            prompts = make_prompts(tokenizer)[:1] * 32
-            drawn = generator.generate(prompts, Sampling(max_tokens=2, temperature=1e4), list(range(32)))
+        drawn = generate(model, tokenizer, make_prompts(tokenizer)[:1] * 32, Sampling(max_tokens=2, temperature=1e4))
         assert sum(len(set(completion.token_ids)) == 2 for completion in drawn) > 28
 
     def test_repetition_is_penalised(self, model, tokenizer):
-        generator = make_generator(tokenizer)
-        with generator.session(model):
-            plain, varied = (
-                generator.generate(make_prompts(tokenizer)[:1], Sampling(24, 0.0, repetition_penalty=penalty), [0])[0]
-                for penalty in (1.0, 100.0)
-            )
+        prompts, samplings = (
+            make_prompts(tokenizer)[:1],
+            [Sampling(24, 0.0, repetition_penalty=p) for p in (1.0, 100.0)],
+        )
+        (plain,), (varied,) = (generate(model, tokenizer, prompts, sampling) for sampling in samplings)
         assert plain.token_ids != varied.token_ids and len(set(varied.token_ids)) == len(varied.token_ids)
 
     def test_a_seed_gives_the_same_in_any_batch(self, model, tokenizer):
@@ -125,16 +114,8 @@ class TestTransformersGenerator:
         "options", [{"top_k": 1}, {"top_p": 1e-6}, {"min_p": 1.0}, {"generation_kwargs": {"epsilon_cutoff": 0.999}}]
     )
     def test_narrow_sampling_is_greedy(self, model, tokenizer, options):
-        generator = make_generator(tokenizer)
-        prompts, seeds = make_prompts(tokenizer), [0, 1, 2, 3]
-        with generator.session(model):
-            greedy, narrow = (
-                generator.generate(prompts, sampling, seeds)
-                for sampling in (
-                    Sampling(max_tokens=24, temperature=0.0),
-                    Sampling(max_tokens=24, temperature=1.5, **options),
-                )
-            )
+        samplings = Sampling(max_tokens=24, temperature=0.0), Sampling(max_tokens=24, temperature=1.5, **options)
+        greedy, narrow = (generate(model, tokenizer, make_prompts(tokenizer), sampling) for sampling in samplings)
         assert [completion.token_ids for completion in narrow] == [completion.token_ids for completion in greedy]
 
     def test_session_leaves_the_mode_of_the_model(self, model, tokenizer):
