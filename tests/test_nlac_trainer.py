@@ -2,6 +2,7 @@
 
 from collections import Counter
 from dataclasses import replace
+from functools import partial
 from itertools import chain
 from statistics import mean
 
@@ -12,9 +13,11 @@ from helpers.method_utils import make_transitions
 from helpers.testing_utils import (
     DESK,
     TASKS,
+    Answering,
     Countdown,
     RecordingTrainer,
     assert_same,
+    at,
     make_episode,
     make_tokenizer,
     make_trained,
@@ -23,12 +26,11 @@ from helpers.testing_utils import (
     weights,
 )
 from peft import LoraConfig
-from transformers import TrainerCallback
 from trl.import_utils import is_vllm_available
 
 from benchmarks.learning.methods.extraction import StoredActionsTrainer
 from trl_nlac import NLACPrompts, NLACTrainer, PrioritizedReplay
-from trl_nlac.environments import StepResult, TextEnvironment
+from trl_nlac.environments import StepResult
 from trl_nlac.environments.embedded import make_environment
 from trl_nlac.method.backup import critic_examples
 from trl_nlac.method.batches import NLACCollator, make_batches, spread_by_prefix
@@ -69,13 +71,12 @@ class TestTraining:
         trainer = make_trainer(tmp_path, {**config, "target_update_rate": rate})
         expected = weights(trainer.model)
 
-        class Average(TrainerCallback):
-            def on_step_end(self, args, state, control, model=None, **kwargs):
-                for name, parameter in model.named_parameters():
-                    for _ in range(8):
-                        expected[name] = rate * parameter.detach() + (1 - rate) * expected[name]
+        def average():
+            for name, parameter in trainer.model.named_parameters():
+                for _ in range(8):
+                    expected[name] = rate * parameter.detach() + (1 - rate) * expected[name]
 
-        trainer.add_callback(Average())
+        trainer.add_callback(at("step_end", average))
         trainer.train()
         torch.testing.assert_close(trainer.target_weights.state_dict(), expected)
         assert trainer.target_weights.num_updates == 3
@@ -167,10 +168,6 @@ class TestTraining:
         initial = trainer.model.model.norm.weight.detach().clone()
         ask, asked, trained = trainer.roles.ask, set(), []
 
-        class Note(TrainerCallback):
-            def on_step_end(self, args, state, control, model=None, **kwargs):
-                trained.append(model.model.norm.weight.detach().clone())
-
         def spy(role, prompts, *args, **kwargs):
             weight = trainer.model.model.norm.weight.detach()
             known = {
@@ -182,7 +179,7 @@ class TestTraining:
                 asked.add((role, *(name for name, of in known.items() if of and torch.equal(weight, of[0]))))
             return ask(role, prompts, *args, **kwargs)
 
-        trainer.add_callback(Note())
+        trainer.add_callback(at("step_end", lambda: trained.append(trainer.model.model.norm.weight.detach().clone())))
         trainer.roles.ask = spy
         trainer.train()
         foreseen = {"implicit": {("successor", "target")}, "explicit": {("policy", "target"), ("critic", "target")}}
@@ -194,18 +191,17 @@ class TestTraining:
 
     def test_gradient_accumulation_is_one_big_batch(self, tmp_path):
         gradients = []
+
+        def note(model):
+            gradients.append({name: p.grad.clone() for name, p in model.named_parameters()})
+
         for batch_size in (8, 2):
             config = {"per_device_train_batch_size": batch_size, "gradient_accumulation_steps": 8 // batch_size}
             trainer = make_trainer(
                 tmp_path / str(batch_size),
                 {**config, "max_steps": 1, "episodes_per_iteration": 4, "temperature": 0.0, "max_grad_norm": 0.0},
             )
-
-            class Gradients(TrainerCallback):
-                def on_pre_optimizer_step(self, args, state, control, model=None, **kwargs):
-                    gradients.append({name: p.grad.clone() for name, p in model.named_parameters()})
-
-            trainer.add_callback(Gradients())
+            trainer.add_callback(at("pre_optimizer_step", partial(note, trainer.model)))
             trainer.train()
         torch.testing.assert_close(gradients[0], gradients[1], rtol=1e-3, atol=1e-5)
 
@@ -270,18 +266,15 @@ class TestTraining:
         assert all(0 <= log["critic/loss"] < 20 for log in trainer.state.log_history if "critic/loss" in log)
 
     def test_single_step(self, tmp_path):
-        class Sum(TextEnvironment):
-            def reset(self, request):
-                return request
+        def add(action):
+            return StepResult("", reward=float("legal" in action), terminated=True)
 
-            def step(self, action):
-                return StepResult("", reward=float("legal" in action), terminated=True)
-
+        factory = partial(Answering, add, "{request}".format)
         prompts = NLACPrompts(
             policy="", correctness="Critique?", backup_correctness="Score {score} Summary?", refine="Revise?"
         )
         config = {"single_step": True, "max_turns": 1, "logging_steps": 1}
-        trainer = make_trained(tmp_path, config, environment_factory=Sum, prompts=prompts)
+        trainer = make_trained(tmp_path, config, environment_factory=factory, prompts=prompts)
         assert len(trainer.replay) == 8 and all(len(episode.turns) == 1 for episode in trainer.replay.episodes)
         # The tiny model never learned "Correctness:", so the critic is not trained, and that is counted.
         assert trainer.state.log_history[0]["critic/format_rate"] == 0

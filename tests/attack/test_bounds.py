@@ -5,10 +5,12 @@
 import json
 import tracemalloc
 from dataclasses import replace
+from functools import partial
 
 import pytest
 from datasets import Dataset
 from helpers.testing_utils import (
+    Answering,
     ScriptedGenerator,
     make_roles_of,
     make_tokenizer,
@@ -287,16 +289,11 @@ def test_logs_are_shortened_with_a_warning_or_refused(chat, caplog):
 
 
 def test_what_cannot_be_trained_on_is_not_drawn_again(tmp_path):
-    class Tasks:
-        def reset(self, number):
-            return "baku " * number + "2"
-
-        def step(self, action):
-            return StepResult("refused needs billing 1", reward=1.0, terminated=True)
-
+    ends = StepResult("refused needs billing 1", reward=1.0, terminated=True)
     config = {"max_prompt_length": 40, "max_completion_length": 16, "max_steps": 6, "logging_steps": 1}
     dataset = Dataset.from_dict({"number": [1, 34] * 8})
-    arguments = {"environment_factory": Tasks, "train_dataset": dataset}
+    factory = partial(Answering, ends, lambda number: "baku " * number + "2")
+    arguments = {"environment_factory": factory, "train_dataset": dataset}
     trainer = make_trained(tmp_path, config | {"shuffle_dataset": False}, **arguments)
     counts = [entry["replay/num_left_out"] for entry in trainer.state.log_history if "replay/num_left_out" in entry]
     assert 0 < counts[0] <= counts[-1] <= 12

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 from helpers.report_utils import training_row, write_log
-from helpers.testing_utils import make_trained, make_trainer
-from transformers import TrainerCallback
+from helpers.testing_utils import at, make_trained, make_trainer
 
 from trl_nlac.cli.main import main
 
@@ -47,21 +46,12 @@ def fill(folder: Path) -> None:
                 continue
 
 
-class Fill(TrainerCallback):
-    def __init__(self, folder: Path, step: int):
-        self.folder, self.step = folder, step
-
-    def on_step_begin(self, args, state, control, **kwargs):
-        if state.global_step == self.step:
-            fill(self.folder)
-
-
 @pytest.mark.parametrize("step, what", [(3, "checkpoint"), (2, "log")])
 def test_a_disk_that_becomes_full(disk, step, what):
     folder, _ = disk
     run = folder / "run"
     trainer = make_trainer(run, {**OPTIONS, "logging_steps": 1 if what == "log" else 100})
-    trainer.add_callback(Fill(folder, step))
+    trainer.add_callback(at("step_begin", lambda: fill(folder), step))
     with pytest.raises(OSError, match="the disk is full" if what == "checkpoint" else "No space left on device"):
         trainer.train()
     assert (run / "checkpoint-2").is_dir() and not (run / "checkpoint-4").exists()

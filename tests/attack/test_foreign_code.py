@@ -46,6 +46,10 @@ def pay(**kwargs):
 """
 
 
+ROOMS = ["--environment_factory", "trl_nlac.environments.embedded:demo_environment"]
+ROOMS += ["--environment_kwargs", '{"world": "rooms", "seed": 0}']
+
+
 class Bomb:
     def __init__(self, marker: Path):
         self.marker = marker
@@ -148,15 +152,13 @@ def test_code_of_a_model_needs_trust(downloaded, marker, capsys):
     with pytest.raises(ValueError, match="trust_remote_code"):
         NLACAgent.from_pretrained(str(downloaded))
     assert main(["buffer", "import", "logs.jsonl", "--model", "downloaded", "--check"]) == 2
-    own = ["--environment_factory", "trl_nlac.environments.embedded:demo_environment"]
-    assert main(["play", "downloaded", *own, "--environment_kwargs", '{"world": "rooms", "seed": 0}']) == 2
+    assert main(["play", "downloaded", *ROOMS]) == 2
     assert "trust_remote_code" in capsys.readouterr().err and not marker.exists()
 
 
 def test_weights_in_pickles_do_not_run(downloaded, marker, capsys):
     """In place of those in safetensors: of a model, and of an adapter whose file names a library to import."""
-    own = ["--environment_factory", "trl_nlac.environments.embedded:demo_environment"]
-    words = ["play", "downloaded", *own, "--environment_kwargs", '{"world": "rooms", "seed": 0}']
+    words = ["play", "downloaded", *ROOMS]
     weights = (downloaded / "model.safetensors").rename(downloaded / "away")
     (downloaded / "pytorch_model.bin").write_bytes(pickle.dumps(Bomb(marker)))
     assert main(words) == 2
@@ -178,8 +180,7 @@ def test_datasets_with_code(downloaded, marker, capsys):
     tasks.mkdir()
     (tasks / "tasks.py").write_text(CODE.format(marker=marker))
     claim(downloaded, dataset_name="downloaded/tasks")
-    own = ["--environment_factory", "trl_nlac.environments.embedded:demo_environment"]
-    words = ["evaluate", "downloaded", *own, "--environment_kwargs", '{"world": "rooms", "seed": 0}']
+    words = ["evaluate", "downloaded", *ROOMS]
     assert main(words) == 2
     (tasks / "tasks.py").unlink()
     with tarfile.open(tasks / "data.tar", "w") as archive:

@@ -5,13 +5,13 @@
 import datetime
 import logging
 import random
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
 from datasets import Dataset
-from helpers.testing_utils import make_config, make_episode, make_trainer
-from transformers import TrainerCallback
+from helpers.testing_utils import Answering, at, make_config, make_episode, make_trainer
 
 from benchmarks import fuzz
 from trl_nlac import NLACConfig, PrioritizedReplay
@@ -115,17 +115,12 @@ class TestNumbers:
         assert small.priority_mean == huge.priority_mean
 
 
-class BreakWeights(TrainerCallback):
-    def on_step_end(self, args, state, control, model, **kwargs):
-        with torch.no_grad():
-            for weights in model.parameters():
-                weights.fill_(float("nan"))
-
-
 class TestWeights:
     @pytest.mark.parametrize("temperature", [0.0, 1.0])
     def test_that_break_in_training_are_named(self, tmp_path, temperature):
-        trainer = make_trainer(tmp_path, {"temperature": temperature}, callbacks=[BreakWeights()])
+        trainer = make_trainer(tmp_path, {"temperature": temperature})
+        weights = [parameter.data for parameter in trainer.model.parameters()]
+        trainer.add_callback(at("step_end", lambda: [values.fill_(torch.nan) for values in weights]))
         with pytest.raises(RuntimeError, match="scores of tokens are not finite: its weights are corrupted"):
             trainer.train()
 
@@ -136,19 +131,12 @@ class TestWeights:
         assert trainer.args.max_prompt_length == 412  # of 512
 
 
-class Wins:
-    def reset(self, request, when=None):
-        return f"{request} {when}"
-
-    def step(self, action):
-        return StepResult("done", 1.0, terminated=True)
-
-
 class TestTasks:
     def test_dates_are_evaluated_and_not_trained_on(self, tmp_path):
         dates = Dataset.from_list([{"request": "baku", "when": datetime.datetime(2024, 1, 1)}])
         config = {"log_completions": True, "num_completions_to_print": 0}
-        trainer = make_trainer(tmp_path, config, environment_factory=Wins, eval_dataset=dates)
+        wins = partial(Answering, StepResult("done", 1.0, terminated=True), "{request} {when}".format)
+        trainer = make_trainer(tmp_path, config, environment_factory=wins, eval_dataset=dates)
         assert trainer.evaluate()["eval_episode/return"] == 1
         with pytest.raises(ValueError, match="`train_dataset` has the column `when` of type timestamp"):
-            make_trainer(tmp_path, environment_factory=Wins, train_dataset=dates)
+            make_trainer(tmp_path, environment_factory=wins, train_dataset=dates)

@@ -4,8 +4,7 @@
 
 import pytest
 from helpers.api_processes import APIProcesses
-from helpers.testing_utils import make_trainer
-from transformers import TrainerCallback
+from helpers.testing_utils import at, make_trainer
 from trl.generation import vllm_client
 
 from benchmarks.tiny_engine import BESIDE
@@ -35,23 +34,13 @@ def make(tmp_path, monkeypatch, url: str):
     return make_trainer(tmp_path / "run", {**BESIDE, **of_server, **options})
 
 
-class At(TrainerCallback):
-    """Does something at the beginning of the third step, in the middle of what is played beside training."""
-
-    def __init__(self, action):
-        self.action = action
-
-    def on_step_begin(self, args, state, control, **kwargs):
-        if state.global_step == 2:
-            self.action()
-
-
 def test_odd_answers_are_asked_for_again(tmp_path, monkeypatch, caplog):
     monkeypatch.setattr(server_engine, "_MAX_ATTEMPTS", 1 + len(ODD))  # one request can get them all
     server = APIProcesses(1)
     with server.running() as url:
         trainer = make(tmp_path, monkeypatch, url)
-        trainer.add_callback(At(lambda: server.odd.extend(ODD.values())))
+        # In the middle of what is played beside training.
+        trainer.add_callback(at("step_begin", lambda: server.odd.extend(ODD.values()), 2))
         trainer.train()
     assert trainer.state.global_step == 3 and not server.odd
     assert "was lost" in caplog.text and "answered /v1/completions with what vLLM does not: '<html>502" in caplog.text
@@ -62,7 +51,7 @@ def test_a_server_that_answers_nothing_else_is_named(tmp_path, monkeypatch, name
     server = APIProcesses(1)
     with server.running() as url:
         trainer = make(tmp_path, monkeypatch, url)
-        trainer.add_callback(At(lambda: server.odd.extend([ODD[name]] * 1000)))
+        trainer.add_callback(at("step_begin", lambda: server.odd.extend([ODD[name]] * 1000), 2))
         with pytest.raises(RuntimeError, match=f"{url} was lost 4 times in a row"):
             trainer.train()
         server.odd.clear()

@@ -15,9 +15,18 @@ import pytest
 import torch
 from datasets import Dataset
 from helpers.engine_utils import make_async_trainer
-from helpers.testing_utils import Countdown, RecordingTrainer, assert_same, make_config, make_logs, make_roles, weights
+from helpers.testing_utils import (
+    Countdown,
+    RecordingTrainer,
+    assert_same,
+    at,
+    make_config,
+    make_logs,
+    make_roles,
+    weights,
+)
 from helpers.workers import wait_until
-from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from benchmarks.tiny_engine import TinyEngine
 from trl_nlac.environments import StepResult, TextEnvironment
@@ -109,12 +118,11 @@ def test_every_episode_is_counted_once(monkeypatch, tmp_path, max_staleness):
 
 
 def test_a_callback_can_generate_while_episodes_are_under_way(monkeypatch, tmp_path):
-    class Generates(TrainerCallback):
-        def on_step_end(self, *args, **kwargs):
-            with trainer.roles.generator.session(trainer.model):
-                trainer.roles.generator.generate([[5, 6]], Sampling(2), [0])
+    def generate():
+        with trainer.roles.generator.session(trainer.model):
+            trainer.roles.generator.generate([[5, 6]], Sampling(2), [0])
 
-    arguments = {"train_dataset": starts(8), "environment_factory": Slow, "callbacks": [Generates()]}
+    arguments = {"train_dataset": starts(8), "environment_factory": Slow, "callbacks": [at("step_end", generate)]}
     trainer = make_async_trainer(monkeypatch, tmp_path, {"max_steps": 3}, max_staleness=1, **arguments)
     trainer.train()
     assert len(trainer.replay.episodes) == 2 * 4

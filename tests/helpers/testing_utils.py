@@ -16,7 +16,7 @@ import trl
 from datasets import Dataset
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch import nn
-from transformers import AutoTokenizer, PreTrainedTokenizerFast
+from transformers import AutoTokenizer, PreTrainedTokenizerFast, TrainerCallback
 
 from benchmarks.tiny_run import StubGenerator, tiny_options
 from trl_nlac import NLACConfig, NLACPrompts, NLACTrainer, PrioritizedReplay
@@ -90,6 +90,16 @@ def make_trained(output_dir, *args, **kwargs) -> NLACTrainer:
     return trainer
 
 
+def at(event: str, act: Callable[[], Any], step: int | None = None) -> TrainerCallback:
+    """Make a callback that acts at an event, such as "step_end", of every step or of one."""
+
+    def call(self, args, state, control, **kwargs):
+        if step in (None, state.global_step):
+            act()
+
+    return type("At", (TrainerCallback,), {f"on_{event}": call})()
+
+
 def make_logs(output_dir) -> Dataset:
     """Play the base policy, and return its conversations."""
     trainer = make_trainer(output_dir, {"max_steps": 4, "max_turns": 2, "learning_rate": 0.0})
@@ -159,13 +169,13 @@ class Countdown(TextEnvironment):
 
 
 class Answering:
-    """An environment that begins every episode alike, and answers every action alike or by a function."""
+    """An environment that begins every episode alike or by a function of its task, and answers actions so, too."""
 
     def __init__(self, result: Any, opening: Any = "begin"):
         self.result, self.opening = result, opening
 
-    def reset(self):
-        return self.opening
+    def reset(self, **task):
+        return self.opening(**task) if callable(self.opening) else self.opening
 
     def step(self, action):
         return self.result(action) if callable(self.result) else self.result

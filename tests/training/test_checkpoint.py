@@ -6,11 +6,10 @@ from contextlib import nullcontext
 
 import pytest
 import torch
-from helpers.testing_utils import assert_same, make_trainer, priorities_of, targets_of, weights
+from helpers.testing_utils import assert_same, at, make_trainer, priorities_of, targets_of, weights
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import nn
-from transformers import TrainerCallback
 
 from trl_nlac import NLACConfig, PrioritizedReplay, TargetWeights
 from trl_nlac.method.target_weights import InitialWeights
@@ -63,29 +62,25 @@ class TestCheckpoint:
         assert kept == targets_of(resumed.replay) and any(kept) == (whole.args.target_max_age != 0)
 
     def test_what_monitors_counted_and_the_replay_left_out(self, tmp_path, caplog):
-        class Before(TrainerCallback):
-            def on_step_end(self, args, state, control, **kwargs):
-                if state.global_step == 2:
-                    trainer.replay.leave_out([0, 1])
-                    trainer.idle.num_iterations = {"critic": 0, "policy": 3}
+        def count():
+            trainer.replay.leave_out([0, 1])
+            trainer.idle.num_iterations = {"critic": 0, "policy": 3}
 
-        class Then(TrainerCallback):
-            def on_train_begin(self, args, state, control, **kwargs):
-                found.append(
-                    (resumed.replay.num_left_out, resumed.idle.num_iterations, list(resumed.player.failures.failed))
-                )
+        def look():
+            failed = list(resumed.player.failures.failed)
+            found.append((resumed.replay.num_left_out, resumed.idle.num_iterations, failed))
 
         options = {"max_steps": 2, "save_strategy": "steps", "save_steps": 2, "max_prompt_length": 300}
         options["learning_rate"] = 3e-3
         trainer = make_trainer(tmp_path / "run", options)
-        trainer.add_callback(Before())
+        trainer.add_callback(at("step_end", count, 2))
         trainer.train()
         found, failed = [], list(trainer.player.failures.failed)
         for length in (300, 310):
             caplog.clear()
             changed = {"max_steps": 3, "max_prompt_length": length, "learning_rate": length * 1e-5}
             resumed = make_trainer(tmp_path / str(length), changed)
-            resumed.add_callback(Then())
+            resumed.add_callback(at("train_begin", look))
             resumed.train(resume_from_checkpoint=str(tmp_path / "run" / "checkpoint-2"))
             assert ("has no effect: the optimizer of" in caplog.text) == (length == 310)
         idle = {"critic": 0, "policy": 3}
@@ -134,14 +129,13 @@ class TestCheckpoint:
         make_trainer(tmp_path / "run", config).train()
         found = []
 
-        class Note(TrainerCallback):
-            def on_train_begin(self, args, state, control, **kwargs):
-                found.append((len(resumed._batches), bool(len(resumed.replay.targets))))
+        def note():
+            found.append((len(resumed._batches), bool(len(resumed.replay.targets))))
 
         for i, changes in enumerate([{}, {"policy_loss_type": "sampled"}, {"bootstrap": "monte_carlo"}]):
             caplog.clear()
             resumed = make_trainer(tmp_path / str(i), {**config, **changes})
-            resumed.add_callback(Note())
+            resumed.add_callback(at("train_begin", note))
             resumed.train(resume_from_checkpoint=str(tmp_path / "run" / "checkpoint-1"))
             assert resumed.state.global_step == 3 and ("the iteration starts again" in caplog.text) == bool(changes)
         assert found == [(1, True), (0, True), (0, False)]
@@ -160,14 +154,13 @@ class TestCheckpoint:
         saved = PrioritizedReplay(100)
         saved.load(path.parent)
 
-        class Check(TrainerCallback):
-            def on_train_begin(self, *args, **kwargs):
-                tokens = [episode.token_ids.tolist() for episode in saved.episodes]
-                loaded = [episode.token_ids.tolist() for episode in resumed.replay.episodes]
-                assert sorted(loaded) == sorted(tokens * 2)
-                assert resumed.num_environment_steps == len(saved)
+        def check():
+            tokens = [episode.token_ids.tolist() for episode in saved.episodes]
+            loaded = [episode.token_ids.tolist() for episode in resumed.replay.episodes]
+            assert sorted(loaded) == sorted(tokens * 2)
+            assert resumed.num_environment_steps == len(saved)
 
-        resumed.add_callback(Check())
+        resumed.add_callback(at("train_begin", check))
         resumed.train(resume_from_checkpoint=str(checkpoint))
         assert resumed.state.global_step == 4
         # It plays for steps 2 and 3, and for step 4; with the saved iteration, it would play for steps 3 and 4 only.

@@ -9,8 +9,16 @@ import pytest
 import torch
 from accelerate import PartialState
 from datasets import Dataset
-from helpers.testing_utils import RecordingTrainer, assert_same, make_tokenizer, make_trained, make_trainer, weights
-from transformers import AutoModelForCausalLM, TrainerCallback
+from helpers.testing_utils import (
+    RecordingTrainer,
+    assert_same,
+    at,
+    make_tokenizer,
+    make_trained,
+    make_trainer,
+    weights,
+)
+from transformers import AutoModelForCausalLM
 
 from trl_nlac import NLACTrainer
 from trl_nlac.environments import StepResult
@@ -77,19 +85,6 @@ def test_the_rest_of_the_batch_is_trained_on(tmp_path, caplog, value, loss_type)
     assert f"The critic loss of transition {example.transition_id} is" in caplog.text and example.transition_id >= 0
 
 
-def test_too_many_in_a_row_stop_training_with_a_checkpoint(tmp_path):
-    trainer = make_trainer(tmp_path, {**CONFIG, "max_steps": 19})
-    weights = {name: parameter.clone() for name, parameter in trainer.model.named_parameters()}
-    Poison(trainer, lambda ids: ids > 0)
-    with pytest.raises(RuntimeError, match="10 micro-batches in a row"):
-        trainer.train()
-    assert (tmp_path / "checkpoint-9" / "trainer_state.json").exists()
-    assert trainer.state.log_history[0]["nonfinite_losses"] > 0
-    for name, parameter in trainer.model.named_parameters():
-        assert parameter.isfinite().all(), name
-        assert parameter.equal(weights[name]), name  # nothing changed
-
-
 def test_only_micro_batches_in_a_row_stop_training(monkeypatch):
     PartialState(cpu=True)
     monkeypatch.setattr(guards, "MAX_NOT_FINITE", 2)
@@ -107,14 +102,17 @@ def test_only_micro_batches_in_a_row_stop_training(monkeypatch):
         guard.finite_losses(compute(torch.nan), batch, collate)
 
 
-def test_a_stop_within_a_step_takes_the_whole_step_again(tmp_path):
+def test_too_many_in_a_row_stop_training_and_the_whole_step_is_taken_again(tmp_path):
     config = {**CONFIG, "max_steps": 19, "per_device_train_batch_size": 1, "gradient_accumulation_steps": 4}
     config |= {"samples_per_iteration": 32, "max_turns": 2}
     stopped = make_trainer(tmp_path, config)
+    before = weights(stopped.model)
     Poison(stopped, lambda ids: ids > 0)
     with pytest.raises(RuntimeError, match="10 micro-batches in a row"):
         stopped.train()
     assert stopped.state.global_step == 2  # of the third step, two of four micro-batches were computed
+    assert stopped.state.log_history[0]["nonfinite_losses"] > 0
+    assert_same(before, weights(stopped.model))
     resumed, places = make_trainer(tmp_path, {**config, "max_steps": 9}), []
     iterate, step = resumed._iteration, resumed.training_step
     resumed._iteration = lambda tasks: places.append(len(steps) % 4) or iterate(tasks)
@@ -146,12 +144,8 @@ class TestGradients:
             is_spoiled = from_step <= trainer.state.global_step + 1 <= to_step
             return gradient * torch.inf if is_spoiled else gradient
 
-        class Watching(TrainerCallback):
-            def on_step_end(_, args, state, control, **kwargs):
-                self.seen.append(weights(trainer.model))
-
         trainer.model.get_input_embeddings().weight.register_hook(spoil)
-        trainer.add_callback(Watching())
+        trainer.add_callback(at("step_end", lambda: self.seen.append(weights(trainer.model))))
         return trainer
 
     @pytest.mark.parametrize("max_grad_norm", [1.0, 0.0])
@@ -188,12 +182,8 @@ class TestGradients:
     def test_weights_that_are_not_finite_do_not_replace_a_checkpoint(self, tmp_path):
         trainer = self.make(tmp_path, 99, 99)
 
-        class Ruining(TrainerCallback):
-            def on_step_end(self, args, state, control, model, **kwargs):
-                if state.global_step == 2:
-                    model.get_input_embeddings().weight.data[0, 0] = torch.inf
-
-        trainer.add_callback(Ruining())
+        values = trainer.model.get_input_embeddings().weight.data
+        trainer.add_callback(at("step_end", lambda: values[0, :1].fill_(torch.inf), 2))
         with pytest.raises(RuntimeError, match="not finite at step 2, so they are not saved; earlier checkpoints"):
             trainer.train()
         assert [path.name for path in tmp_path.glob("checkpoint-*")] == ["checkpoint-1"]

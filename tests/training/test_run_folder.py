@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from datasets import Dataset
-from helpers.testing_utils import TASKS, Countdown, assert_same, make_trained, make_trainer, weights
+from helpers.testing_utils import TASKS, Countdown, assert_same, at, make_trained, make_trainer, weights
 from peft import LoraConfig
 from transformers import AutoTokenizer, TrainerCallback
 from transformers.trainer_utils import get_last_checkpoint
@@ -53,6 +53,10 @@ def copied(run: Path, folder: Path) -> Path:
     return shutil.copytree(run, folder, ignore=shutil.ignore_patterns("_lock"))
 
 
+def interrupt() -> None:
+    raise KeyboardInterrupt
+
+
 class TestSecondRun:
     def test_is_refused(self, finished):
         before = contents(finished)
@@ -68,13 +72,7 @@ class TestSecondRun:
 
     def test_remnants_of_a_run_that_nobody_can_resume(self, tmp_path):
         """It was killed before its first checkpoint. They are kept, apart from the new run's."""
-
-        class Stop(TrainerCallback):
-            def on_step_end(self, args, state, control, **kwargs):
-                if state.global_step == 2:
-                    raise KeyboardInterrupt
-
-        trainer = make_trainer(tmp_path, {**CONFIG, "save_strategy": "no"}, callbacks=[Stop()])
+        trainer = make_trainer(tmp_path, {**CONFIG, "save_strategy": "no"}, callbacks=[at("step_end", interrupt, 2)])
         with pytest.raises(KeyboardInterrupt):
             trainer.train()
         left = (tmp_path / "training_log.jsonl").read_text()
@@ -211,14 +209,8 @@ class TestResume:
     def test_a_run_whose_every_log_has_a_running_time(self, tmp_path):
         """With this option of transformers; only the last log says that training has ended."""
         config = {**CONFIG, "include_num_input_tokens_seen": "all"}
-
-        class Stop(TrainerCallback):
-            def on_step_begin(self, args, state, control, **kwargs):
-                if state.global_step == 2:
-                    raise KeyboardInterrupt
-
         with pytest.raises(KeyboardInterrupt):
-            make_trainer(tmp_path, config, callbacks=[Stop()]).train()
+            make_trainer(tmp_path, config, callbacks=[at("step_begin", interrupt, 2)]).train()
         assert "train_runtime" in (tmp_path / "training_log.jsonl").read_text()
         assert read_log(tmp_path / "training_log.jsonl").seconds is None
         again = make_trainer(tmp_path, config)

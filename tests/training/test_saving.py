@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from datasets import Dataset
-from helpers.testing_utils import TASKS, assert_same, make_trained, make_trainer, weights
+from helpers.testing_utils import TASKS, assert_same, at, make_trained, make_trainer, weights
 from transformers import AutoModelForCausalLM, AutoTokenizer, EarlyStoppingCallback, TrainerCallback
 
 from trl_nlac import NLACPrompts, NLACTrainer
@@ -139,13 +139,9 @@ class TestSaving:
         assert "\n| first | 0 | " in card and f"\n| last | {trainer.num_environment_steps} | " in card
 
     def test_a_wrong_clock(self, tmp_path):
-        class Ahead(TrainerCallback):
-            def on_save(self, args, state, control, **kwargs):
-                if state.global_step == 1:
-                    os.utime(tmp_path / "checkpoint-1", (2e9, 2e9))
-
+        ahead = at("save", lambda: os.utime(tmp_path / "checkpoint-1", (2e9, 2e9)), 1)
         config = {"max_steps": 3, "save_strategy": "steps", "save_steps": 1, "save_total_limit": 1}
-        make_trainer(tmp_path, config, callbacks=[Ahead()]).train()
+        make_trainer(tmp_path, config, callbacks=[ahead]).train()
         assert [path.name for path in tmp_path.glob("checkpoint-*")] == ["checkpoint-3"]
 
     def test_the_best_checkpoint_of_a_moved_run(self, tmp_path):

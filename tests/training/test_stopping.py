@@ -15,9 +15,8 @@ from pathlib import Path
 
 import pytest
 from helpers import signal_runs
-from helpers.testing_utils import assert_same, make_trainer, weights
+from helpers.testing_utils import assert_same, at, make_trainer, weights
 from safetensors.torch import load_file
-from transformers import TrainerCallback
 
 from benchmarks.tiny_run import tiny_options
 from trl_nlac.cli.train import resume_command
@@ -161,18 +160,17 @@ def test_processes_stop_at_the_same_step(runs, tmp_path):
     assert_no_process_is_left(run)
 
 
+def terminate() -> None:
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
 @pytest.mark.parametrize(("save_only_model", "follows"), [(False, "goes on"), (True, "save_only_model=True")])
 def test_a_signal_in_the_last_step(tmp_path, caplog, save_only_model, follows):
-    class Signalling(TrainerCallback):
-        def on_step_end(self, args, state, control, **kwargs):
-            if state.global_step == 2:
-                os.kill(os.getpid(), signal.SIGTERM)
-
     def make(**options):
         return make_trainer(tmp_path, {"save_only_model": save_only_model, **options})
 
     stopped = make()
-    stopped.add_callback(Signalling())
+    stopped.add_callback(at("step_end", terminate, 2))
     with pytest.raises(SystemExit):
         stopped.train()
     assert "checkpoint-2 is saved" in caplog.text and follows in caplog.text
@@ -187,11 +185,7 @@ def test_a_signal_in_the_last_step(tmp_path, caplog, save_only_model, follows):
 
 
 def test_a_signal_after_the_last_step(tmp_path):
-    class Signalling(TrainerCallback):
-        def on_train_end(self, args, state, control, **kwargs):
-            os.kill(os.getpid(), signal.SIGTERM)
-
-    trainer = make_trainer(tmp_path, {"max_steps": 1}, callbacks=[Signalling()])
+    trainer = make_trainer(tmp_path, {"max_steps": 1}, callbacks=[at("train_end", terminate)])
     with pytest.raises(SystemExit):
         trainer.train()
 
