@@ -32,6 +32,17 @@ def tokenizer():
     return AutoTokenizer.from_pretrained(TINY_MODEL)
 
 
+@pytest.fixture(scope="module")
+def vllm_server(tmp_path_factory):
+    from helpers.vllm_utils import Server, free_port
+
+    server = Server(tmp_path_factory.mktemp("server") / "log.txt", free_port())
+    server.start()
+    server.wait()
+    yield server
+    server.kill()
+
+
 @pytest.fixture(autouse=True)
 def tiny_models_may_stammer(request, monkeypatch):
     """Let the embedded models play roles in prompts that they were not taught. The tests of that ask for it."""

@@ -7,7 +7,7 @@ import json
 import pytest
 import torch
 from helpers.testing_utils import make_trained
-from helpers.vllm_utils import MAX_MODEL_LENGTH, Server, free_port, run
+from helpers.vllm_utils import MAX_MODEL_LENGTH, run
 from peft import LoraConfig
 
 from trl_nlac import NLACAgent
@@ -85,21 +85,12 @@ def test_in_process(trained, tmp_path, request):
     assert 0 <= metrics["generation/prefix_hit_rate"] <= 1
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory):
-    server = Server(tmp_path_factory.mktemp("server") / "log.txt", free_port())
-    server.start()
-    server.wait()
-    yield server
-    server.kill()
-
-
-def test_server(server):
-    agent = NLACAgent.from_pretrained(TINY_MODEL, f"{server.url}/v1", **GREEDY)
+def test_server(vllm_server):
+    agent = NLACAgent.from_pretrained(TINY_MODEL, f"{vllm_server.url}/v1", **GREEDY)
     engine = agent.roles.generator.engine
     assert engine.max_model_length == MAX_MODEL_LENGTH and engine.is_vllm
     compare([turn.action for turn in agent.act_all(STATES, refine=1)], judge(agent), TINY_MODEL)
-    warm = NLACAgent.from_pretrained(TINY_MODEL, f"{server.url}/v1", **{**GREEDY, "role_sampling": None})
+    warm = NLACAgent.from_pretrained(TINY_MODEL, f"{vllm_server.url}/v1", **{**GREEDY, "role_sampling": None})
     said = []
     for _ in range(2):
         torch.manual_seed(0)

@@ -215,14 +215,19 @@ def test_how_a_model_generates_is_no_code(downloaded, marker):
     assert not marker.exists()
 
 
+def with_file(run: Path, folder: Path, name: str, content: bytes) -> Path:
+    """Copy the checkpoint of a run with another file, and a manifest of it: its checksum would be refused first."""
+    copy = shutil.copytree(run / "checkpoint-1", folder / "checkpoint-1")
+    assert (copy / name).exists(), name
+    (copy / name).write_bytes(content)
+    write_manifest(copy)
+    return copy
+
+
 def test_pickles_of_a_checkpoint_do_not_run(tmp_path, marker):
     make_trained(tmp_path / "run", {"save_strategy": "steps", "save_steps": 1, "max_steps": 1})
     for name in ("optimizer.pt", "scheduler.pt", "rng_state.pth", "training_args.bin"):
-        copy = tmp_path / name / "checkpoint-1"
-        shutil.copytree(tmp_path / "run" / "checkpoint-1", copy)
-        assert (copy / name).exists(), name
-        (copy / name).write_bytes(pickle.dumps(Bomb(marker)))
-        write_manifest(copy)  # otherwise its checksum is refused first
+        copy = with_file(tmp_path / "run", tmp_path / name, name, pickle.dumps(Bomb(marker)))
         try:
             make_trainer(tmp_path / name, {"max_steps": 2}).train(resume_from_checkpoint=str(copy))
         except Exception as error:
@@ -248,10 +253,6 @@ def test_odd_files_of_a_checkpoint_are_named(tmp_path):
             ("scheduler.pt", b"\xff\x00"),
         ]
     ):
-        copy = tmp_path / str(i) / "checkpoint-1"
-        shutil.copytree(tmp_path / "run" / "checkpoint-1", copy)
-        assert (copy / name).exists(), name
-        (copy / name).write_bytes(content)
-        write_manifest(copy)
+        copy = with_file(tmp_path / "run", tmp_path / str(i), name, content)
         with pytest.raises(RunRefused, match="checkpoint-1 cannot be read"):
             make_trainer(tmp_path / str(i), {"max_steps": 2}).train(resume_from_checkpoint=str(copy))

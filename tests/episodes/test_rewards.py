@@ -25,12 +25,8 @@ class TestEpisodeRewards:
             return [None] * len(prompts)
 
         roles = make_roles(["route legal ruby photo noon", "route billing amber photo noon"], max_turns=5)
-        (episode,) = play_episodes(
-            EnvironmentPool(lambda: make_environment(DESK)),
-            [{"request": "baku"}],
-            roles,
-            rewards=EpisodeRewards([length, nothing], [0.5, 1.0]),
-        )
+        rewards = EpisodeRewards([length, nothing], [0.5, 1.0])
+        (episode,) = play([{"request": "baku"}], lambda: make_environment(DESK), roles, rewards=rewards)
         assert episode.score == 1 + 0.5 * 2
         assert seen["request"] == ["baku"]
         assert seen["completions"][0][0] == {"role": "assistant", "content": "route legal ruby photo noon"}
@@ -96,8 +92,7 @@ class TestEpisodeRewards:
             seen.extend(completions[0])
             return [0.0]
 
-        pool = EnvironmentPool(lambda: make_environment(DESK))
-        play_episodes(pool, [{"request": "baku"}], roles, rewards=EpisodeRewards([note]))
+        play([{"request": "baku"}], lambda: make_environment(DESK), roles, rewards=EpisodeRewards([note]))
         unreadable, called = (message for message in seen if message["role"] == "assistant")
         assert unreadable == {"role": "assistant", "content": call[:40].strip()}
         assert called["content"] == "There." and called["tool_calls"]

@@ -4,7 +4,7 @@ import json
 
 import pytest
 from datasets import Dataset
-from helpers.testing_utils import make_roles, make_roles_of, make_tokenizer, make_trained, make_trainer
+from helpers.testing_utils import make_roles, make_roles_of, make_tokenizer, make_trained, make_trainer, play
 from trl import GRPOConfig, GRPOTrainer
 
 from trl_nlac import NLACPrompts
@@ -111,9 +111,8 @@ class TestToolEnvironment:
                 return self.count >= 10
 
         add = '{"name": "add", "arguments": {"number": 3}}'
-        pool = EnvironmentPool(UntilLater if is_async else Until)
-        (episode,) = play_episodes(pool, [{"start": 4, "prompt": PROMPT}], make_roles(add, max_turns=9))
-        pool.close()
+        kind, roles = UntilLater if is_async else Until, make_roles(add, max_turns=9)
+        (episode,) = play([{"start": 4, "prompt": PROMPT}], kind, roles)
         assert [turn.next_observation for turn in episode.turns] == ["7", "10"]
         assert episode.terminated and episode.score == 1 and episode.failure is None
         assert list(ToolEnvironment(Until()).tools) == ["add", "double"]

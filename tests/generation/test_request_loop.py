@@ -53,10 +53,8 @@ def test_the_thread_has_the_stream_in_which_weights_are_loaded(monkeypatch, modu
     torch.cuda.set_device(1)
     torch.cuda.set_stream((1, "of vLLM"))  # as vLLM does in the thread that builds it
     engine = Engine()
-    loop, request = (
-        module.RequestLoop(SimpleNamespace(llm_engine=engine)),
-        module.Request([1, 2], MagicMock(), None, "7"),
-    )
+    loop = module.RequestLoop(SimpleNamespace(llm_engine=engine))
+    request = module.Request([1, 2], MagicMock(), None, "7")
     loop.submit([request])
     assert request.output.result(20).finished and engine.stream == (1, "of vLLM")
     assert engine.prompt == {"prompt_token_ids": [1, 2], "cache_salt": "7"}  # no prefix of other weights is reused

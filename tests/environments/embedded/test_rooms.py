@@ -3,14 +3,13 @@
 import itertools
 
 import pytest
+import torch
 from helpers.method_utils import probe_qualities, replayed
-from helpers.testing_utils import make_roles
+from helpers.testing_utils import make_roles, play
 
 from trl_nlac.environments import RoomsWorld
 from trl_nlac.environments.embedded import make_environment
 from trl_nlac.environments.embedded.rooms import DOORS
-from trl_nlac.episodes.pool import EnvironmentPool
-from trl_nlac.episodes.rollout import play_episodes
 
 
 def brute_force_value(world: RoomsWorld, room: str) -> float:
@@ -49,9 +48,8 @@ class TestRooms:
         reached = [first_room(environment, seed) for seed in range(20)]
         assert reached == [first_room(make_environment(world), seed) for seed in range(20)] and len(set(reached)) > 2
         roles = make_roles(f"take {door}", max_turns=1)
-        episodes = play_episodes(
-            EnvironmentPool(lambda: make_environment(world)), [{"start": start}] * 20, roles, seed=0
-        )
+        torch.manual_seed(0)
+        episodes = play([{"start": start}] * 20, lambda: make_environment(world), roles)
         assert len({episode.turns[0].next_observation for episode in episodes}) > 2
 
     def test_houses_that_cannot_be_found(self):
