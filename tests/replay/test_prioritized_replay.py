@@ -23,15 +23,6 @@ class TestPrioritizedReplay:
         expected = priorities**alpha / (priorities**alpha).sum() * 20_000
         assert ((counts - expected) ** 2 / expected).sum() < 21.67  # 1 % point of chi-square, 9 degrees of freedom
 
-    def test_new_transitions_get_the_largest_priority(self):
-        replay = PrioritizedReplay(capacity=100, priority_exponent=1.0)
-        replay.add([make_episode()])
-        replay.update_priorities([0, 1], [0.5, 7.0])
-        replay.add([make_episode(num_turns=1)])
-        assert replay.priority_mean == pytest.approx(14.5 / 3)
-        counts = np.bincount([sample.transition_id for sample in replay.sample(10_000)])
-        assert counts[2] == pytest.approx(10_000 * 7 / 14.5, rel=0.05)
-
     def test_the_largest_priority_falls_with_those_of_the_stored_transitions(self, tmp_path):
         """As losses do in training; otherwise new transitions would soon be drawn almost alone."""
         replay = PrioritizedReplay(capacity=6, priority_exponent=1.0)
