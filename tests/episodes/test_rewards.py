@@ -126,14 +126,6 @@ class TestEpisodeRewards:
         assert warning.startswith("3 episodes got no reward, and are truncated: ") and problem in warning
         assert problem in pool.last_failure
 
-    def test_one_episode_that_cannot_be_scored(self):
-        def judge(completions, **kwargs):
-            return [0.5, EnvironmentFailure("no judge")]
-
-        first, second = play([{"start": 1}] * 2, Countdown, rewards=EpisodeRewards([judge]))
-        assert first.score == 1.5 and first.failure is None
-        assert second.failure == "reward: EnvironmentFailure: no judge" and second.truncated and not second.turns
-
     def test_reward_function_errors(self):
         with pytest.raises(ValueError, match="`reward_weights` has 2 entries for 1"):
             EpisodeRewards([len], [1.0, 2.0])

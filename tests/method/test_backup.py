@@ -43,13 +43,6 @@ class TestBellmanTargets:
         bellman_targets(roles, [Transition(replace(episode, turns=rewarded), 1)], "implicit")
         assert "lose\nThe reward of this step is 1. 5 of 2 Summary?" in asked(roles)[0]
 
-    def test_truncated_step_bootstraps(self):
-        roles = make_roles(["closed win", CRITIQUE])
-        episode = make_transitions(roles)[1].episode
-        cut = replace(episode, terminated=False, truncated=True)
-        bellman_targets(roles, [Transition(cut, 1)], "implicit")
-        assert asked(roles)[0].endswith("refused needs photo lose Scenario?<|end|><|assistant|>")
-
     def test_explicit_bootstrap_samples_as_the_policy_and_the_critic_do(self):
         """The next action is the policy's own, and its future the critic's (equation 1)."""
         future = "Future: refused needs photo lose\nOptimality: No use photo"
