@@ -2,7 +2,6 @@
 
 import asyncio
 import itertools
-import logging
 import random
 import threading
 import time
@@ -52,8 +51,7 @@ class Corridor(TextEnvironment):
 class TestPlayEpisodes:
     def test_tokens_are_those_that_were_sampled(self):
         roles = make_roles(["route legal ruby photo noon", "route billing amber photo noon"], max_turns=5)
-        pool = EnvironmentPool(lambda: make_environment(DESK))
-        (episode,) = play_episodes(pool, [{"request": "baku"}], roles)
+        (episode,) = play([{"request": "baku"}], lambda: make_environment(DESK), roles)
         assert episode.terminated and episode.score == 1
         text = roles.chat.tokenizer.decode(episode.token_ids)
         assert text == (
@@ -190,10 +188,9 @@ class TestPlayEpisodes:
         (episode,) = play([{}], lambda: Broken(StepResult("nothing")), roles)
         assert episode.truncated and not episode.terminated and len(episode.turns) == 1
 
-    def test_tasks_that_are_too_long_are_reported(self, caplog):
-        pool = EnvironmentPool(lambda: make_environment(DESK))
-        with caplog.at_level(logging.WARNING):
-            (episode,) = play_episodes(pool, [{"request": "baku"}], make_roles([], max_turns=5, max_prompt_length=3))
+    def test_tasks_that_are_too_long_are_reported(self):
+        roles = make_roles([], max_turns=5, max_prompt_length=3)
+        (episode,) = play([{"request": "baku"}], lambda: make_environment(DESK), roles)
         assert not episode.turns and "tokens, `max_prompt_length` is 3" in episode.failure
 
     @pytest.mark.parametrize("max_turns", [1, 2])
