@@ -71,7 +71,7 @@ test-real: real-model $(VLLM_VENV)/.vllm
 
 # The first hour of a user, from a clone and from a wheel: every command that README and quickstart print.
 user-hours: $(VENV)/.dev
-	PYTHONPATH=. $(BIN)/python tests/user_hours.py $(ARGS)
+	PYTHONPATH=.:tests $(BIN)/python docs/user_hours.py $(ARGS)
 
 # For a machine with a GPU, once: stages in minutes each, with a table. GPU_ARGS="--stages device training" runs some.
 test-gpu: $(VENV)/.dev $(VLLM_VENV)/.vllm
