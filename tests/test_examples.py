@@ -136,7 +136,7 @@ class TestRecipes:
 
     def test_the_paper_s_settings_depart_from_the_defaults(self):
         _, _, args = TrainParser().read(["--config", "paper", *CPU])
-        at_1 = {role: {"temperature": 1.0} for role in ("backup", "critic")}
+        at_1 = {role: {"temperature": 1.0} for role in ("backup", "critic", "refine")}
         assert args.num_updates_per_generation == 1
         assert (args.bootstrap, args.min_p, args.role_sampling) == ("implicit", 0, at_1)
         assert (args.learning_rate, args.target_update_rate, args.priority_exponent) == (5e-6, 0.005, 0.1)

@@ -174,7 +174,9 @@ class TestConversations:
         assert episode.failure is None and episode.num_turns == 6
         conversations = all_conversations([episode])
         assert [[turn.action for turn in one.turns] for one in conversations] == [
-            *(["answer 0", "answer 5"], ["answer 1", "answer 2"], ["answer 3", "answer 4"]),
+            ["answer 0", "answer 5"],
+            ["answer 1", "answer 2"],
+            ["answer 3", "answer 4"],
         ]
         assert [one.turns[0].next_observation for one in conversations] == ["main 2", "sub 2", "sub 2"]
         assert all(one.terminated and one.score == 0.5 and not one.segments for one in conversations)

@@ -103,9 +103,11 @@ def run_whole(command: list[str], environment: dict[str, str], limit: float) -> 
             if status is None:
                 import psutil  # comes with Accelerate
 
-                for each in [*psutil.Process(process.pid).children(recursive=True), process]:
+                started = [*psutil.Process(process.pid).children(recursive=True), process]
+                for each in started:
                     with suppress(psutil.NoSuchProcess):
                         each.kill()
+                psutil.wait_procs(started[:-1], timeout=10)  # their memory is free only then
                 process.wait()
         output.seek(0)
         errors.seek(0)

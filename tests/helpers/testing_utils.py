@@ -258,7 +258,9 @@ _TAGS = re.compile(
     r"""|</?(?:start_of_turn|end_of_turn|think|tool_call|tool_response|arg_key|arg_value)>"""
 )
 _THINK, _CALL, _RESPONSE = (
-    *(("<think>", "</think>"), ("<tool_call>", "</tool_call>"), ("<tool_response>", "</tool_response>")),
+    ("<think>", "</think>"),
+    ("<tool_call>", "</tool_call>"),
+    ("<tool_response>", "</tool_response>"),
 )
 _DEEPSEEK = ("<｜User｜>", "<｜Assistant｜>", *_THINK)
 _ORDINARY = {

@@ -90,7 +90,9 @@ class TestCharts:
         seconds = {"time/rollout": 6.0, "time/target": 3.0, "time/sync": 1.0, "time/train": 100.0}
         stacked, gradient_steps = time_charts(self.read(tmp_path, [training_row(1), training_row(2, **seconds)]))
         assert [(series.name, series.x, series.y) for series in stacked.series] == [
-            *(("rollout", [20], [0.6]), ("target", [20], [0.3]), ("sync", [20], [0.1])),
+            ("rollout", [20], [0.6]),
+            ("target", [20], [0.3]),
+            ("sync", [20], [0.1]),
         ]
         assert [series.low for series in stacked.series] == [[0], [0.6], [pytest.approx(0.9)]]
         assert stacked.series[-1].high == [pytest.approx(1)]
