@@ -3,7 +3,6 @@
 """What is used of other packages beyond their public names, loaded when it is asked for."""
 
 from importlib import import_module
-from operator import attrgetter
 
 
 _NAMES = {
@@ -35,7 +34,7 @@ def __getattr__(name: str):
     if name not in PLACES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:
-        return attrgetter(name)(import_module(PLACES[name]))  # modules of vLLM make some when they are asked
+        return getattr(import_module(PLACES[name]), name)  # modules of vLLM make some when they are asked
     except AttributeError as error:
         package = PLACES[name].partition(".")[0]
         raise ImportError(

@@ -7,7 +7,7 @@ import signal
 
 import pytest
 
-from benchmarks.kills import DAMAGES, contents, damage_checkpoints, differences, kill_runs, run
+from benchmarks.kills import DAMAGES, KINDS, contents, damage_checkpoints, differences, kill_runs, run
 from trl_nlac.records.folder import checkpoints
 from trl_nlac.training.manifest import check_manifest
 
@@ -37,6 +37,14 @@ def test_storms_of_signals(tmp_path):
             check_manifest(checkpoint)
         assert run(tmp_path / when, **options) == 0
         assert differences(contents(tmp_path / when), contents(tmp_path / "whole")) == []
+
+
+@pytest.mark.slow
+def test_killed_runs_that_play_beside_training_end_like_one_that_was_not(tmp_path):
+    """With kept targets. Nothing that was under way is lost, and every episode is counted once."""
+    options = {**KINDS["played beside training"], "target_max_age": 4, **SHORT}
+    found = kill_runs(tmp_path, 2, random.Random(2), longest=1.5, **options)
+    assert found["kills"] == 2 and found["differences"] == []
 
 
 def test_damaged_files_are_named(tmp_path):

@@ -145,7 +145,9 @@ class TestCells:
             {"role_sampling": {"successor": {"temperature": 0.0}}},
         )
         assert merged["role_sampling"] == {
-            **{"successor": {"temperature": 0.0, "min_p": 0.0}, "backup": {"min_p": 0.1}, "critic": {"min_p": 0.0}},
+            "successor": {"temperature": 0.0, "min_p": 0.0},
+            "backup": {"min_p": 0.1},
+            "critic": {"min_p": 0.0},
         }
         assert {**merged, "role_sampling": None} == {"learning_rate": 1e-3, "min_p": 0.05, "role_sampling": None}
         assert first["role_sampling"] == {"successor": {"temperature": 0.5}, "backup": {"min_p": 0.1}}

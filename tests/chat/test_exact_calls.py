@@ -90,7 +90,10 @@ def test_other_types(template):
     assert read_back(template, "edit", values, tool) == [("edit", values)]
     for names in (["string", "null"], "string"):  # what cannot be written is not read as something else
         assert read_back(template, "edit", {"x": None}, schema("edit", x={"type": names})) in (
-            *(None, [("edit", {"x": None})], [("edit", {"x": "None"})], [("edit", {"x": "null"})]),
+            None,
+            [("edit", {"x": None})],
+            [("edit", {"x": "None"})],
+            [("edit", {"x": "null"})],
         )
 
 

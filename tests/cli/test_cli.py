@@ -150,7 +150,8 @@ class TestTrain:
         before = {path: path.read_bytes() for path in (folder / "run").rglob("*") if path.is_file()}
         assert main(["train", "--config", "run.yaml", "--max_steps", "1", "--environment_kwargs", "{}"]) == 2
         error = capsys.readouterr().err.splitlines()[-1]
-        assert f"'{folder / 'run'}' has a run already, see checkpoint-2: resume it (--resume_from_" in error
+        started = f"--output_dir '{folder / 'run'}' has a run already, see checkpoint-2: resume it (--resume_from_"
+        assert started in error
         for words in (["--max_steps", "1"], []):
             assert main(["train", "--config", "run.yaml", "--resume_from_checkpoint", "last", *words]) == 0
         assert {path: path.read_bytes() for path in (folder / "run").rglob("*") if path.is_file()} == before

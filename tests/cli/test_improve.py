@@ -187,7 +187,10 @@ def test_only_a_report(logs, capsys, monkeypatch):
         (["logs.jsonl", *MODEL, "--held_out_share", "1"], "--held_out_share must be between 0 and 1, got 1.0."),
         (["logs.jsonl", *MODEL, "--num_findings", "0"], "--num_findings must be at least 1, got 0."),
         (["logs.jsonl", *MODEL, "--replay_dataset", "logs.jsonl"], "the logs are named first, without an option."),
-        (["logs.jsonl", *MODEL, "--resume_from_checkpoint", "last"], "to train on, give the folder of the model"),
+        (
+            ["logs.jsonl", *MODEL, "--resume_from_checkpoint", "last"],
+            "to train on, give the folder of the model to `trl-nlac train`",
+        ),
         (["logs.jsonl", *MODEL, "--accelerate_config", "zero3"], "improve trains in one."),
         (["logs.jsonl", *MODEL, "--max_step", "1"], "there is no option '--max_step', did you mean '--max_steps'?"),
     ],

@@ -25,6 +25,7 @@ ROOT = Path(__file__).parents[2]
 RECIPES = sorted(path for path in (PACKAGE / "recipes").glob("*.yaml") if path.stem != "cpu")
 PRINTED = [ROOT / "README.md", *sorted((ROOT / "docs" / "source").glob("*.md"))]
 PRINTED += [*sorted((ROOT / "examples" / "scripts").glob("*.py")), *RECIPES]
+IN_PARTS = "--config zero3_vllm_8gpu --gpus 8x80GB --vllm_tensor_parallel_size"
 # GB that each recipe leaves of 80 at least, besides the reserve.
 MARGINS = {"paper": 10, "zero3_server_16gpu": 15, "zero3_vllm_8gpu": 5}
 MARGINS |= dict.fromkeys(("hindsight", "logs", "lora_1gpu", "self_distillation", "thrifty"), 25)
@@ -144,9 +145,12 @@ def test_an_adapter_is_planned_by_its_folder(tmp_path):
     ("line", "problem"),
     [
         ("--config lora_1gpu --use_vllm True --gpus 4x80GB --accelerate_config fsdp2", "with adapters and use_vllm"),
-        ("--config lora_1gpu --use_vllm True --gpus 1x160GB --lora_r 600", "lora_r: 600: .* at most 512"),
-        ("--config zero3_vllm_8gpu --vllm_tensor_parallel_size 3 --gpus 8x80GB", "parallel_size: 3 .* 1 or 2 or 4"),
-        ("--config zero3_vllm_8gpu --vllm_tensor_parallel_size 8 --gpus 8x80GB", "parallel_size: 8 .* 1 or 2 or 4"),
+        (
+            "--config lora_1gpu --use_vllm True --gpus 1x160GB --lora_r 600",
+            "lora_r: 600: vLLM serves ranks of at most 512",
+        ),
+        (f"{IN_PARTS} 3", "vllm_tensor_parallel_size: 3 .* 1 or 2 or 4"),
+        (f"{IN_PARTS} 8", "vllm_tensor_parallel_size: 8 .* 1 or 2 or 4"),
     ],
 )
 def test_what_the_run_refuses_is_a_problem(line, problem):

@@ -86,6 +86,7 @@ def test_a_success_that_was_measured_elsewhere(folder, capsys):
         (["--num_episodes", "-1"], "--num_episodes must be at least 0, got -1."),
         (["--expected_success", "30"], "--expected_success 30 is a share from 0 to 1"),
         (["--expected_success", "0.3", "--num_episodes", "0"], "needs --num_episodes above 0, got 0"),
+        (["--max_turn", "3"], "did you mean '--max_turns'?"),
     ],
 )
 def test_wrong_arguments(folder, capsys, words, message):

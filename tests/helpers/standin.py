@@ -34,7 +34,10 @@ _SYNCHRONISING = {
 }
 _READS_AT = {aten.index.Tensor, aten._unsafe_index.Tensor}
 _WRITES_AT = {
-    *(aten.index_put.default, aten.index_put_.default, aten._index_put_impl_.default, aten._unsafe_index_put.default),
+    aten.index_put.default,
+    aten.index_put_.default,
+    aten._index_put_impl_.default,
+    aten._unsafe_index_put.default,
 }
 # Refused with `torch.use_deterministic_algorithms(True)`; sums of whole numbers are not.
 _NOT_DETERMINISTIC = {aten.cumsum.default, aten.cumsum_.default, aten.histc.default, aten.median.dim}

@@ -44,7 +44,9 @@ class TestRefineAttempts:
         attempts = sample_attempts(roles, [transition] * 3)
         assert not roles.generator.answers and not any("Revise?" in prompt for prompt in asked(roles))
         assert [attempt and (attempt.action, attempt.critique.text) for attempt in attempts] == [
-            *(None, ("a", "no critique"), ("b", NO)),
+            None,
+            ("a", "no critique"),
+            ("b", NO),
         ]
         roles.generator.answers = ["c"]
         *unread, refinement = refine_attempts(roles, attempts)

@@ -108,7 +108,10 @@ def test_a_run_shows_lines_and_a_sample(tmp_path, capsys, bar):
 def test_without_any_option_a_report_has_episodes(tmp_path):
     """A few of each iteration and evaluation, in folders that the Hub does not get; `log_completions` writes all."""
     config = {
-        **{"max_steps": 4, "logging_steps": 2, "num_eval_critiques": 2, "audit_samples": RecordOptions.audit_samples},
+        "max_steps": 4,
+        "logging_steps": 2,
+        "num_eval_critiques": 2,
+        "audit_samples": RecordOptions.audit_samples,
     }
     config |= {"eval_strategy": "steps", "eval_steps": 4, "episodes_per_iteration": 8, "samples_per_iteration": 8}
     make_trainer(tmp_path, config, eval_dataset=TASKS.select(range(2))).train()

@@ -76,5 +76,7 @@ class TestSetAside:
         set_aside(tmp_path, 4, recorded=2)
         kept = {path.name for path in (tmp_path / "completions").iterdir()}
         assert kept == {
-            *("completions_00002.parquet", "eval_completions_00002.parquet", "eval_completions_00003.parquet"),
+            "completions_00002.parquet",
+            "eval_completions_00002.parquet",
+            "eval_completions_00003.parquet",
         }

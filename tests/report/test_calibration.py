@@ -21,7 +21,10 @@ class TestCalibration:
 
     def test_first_and_newest(self):
         verdicts = {
-            **{("", 20): [(1.0, True)], ("", 0): [(0.0, True)], ("", 10): [(2.0, True)], ("far", 10): [(2.0, True)]},
+            ("", 20): [(1.0, True)],
+            ("", 0): [(0.0, True)],
+            ("", 10): [(2.0, True)],
+            ("far", 10): [(2.0, True)],
         }
         steps = [[(e.dataset, e.step) for e in evaluations] for evaluations in first_and_last(verdicts)]
         assert steps == [[("", 0), ("", 20)], [("far", 10)]]

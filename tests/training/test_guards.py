@@ -110,6 +110,7 @@ def test_too_many_in_a_row_stop_training_and_the_whole_step_is_taken_again(tmp_p
     Poison(stopped, lambda ids: ids > 0)
     with pytest.raises(RuntimeError, match="10 micro-batches in a row"):
         stopped.train()
+    assert (tmp_path / "checkpoint-2" / "trainer_state.json").exists()
     assert stopped.state.global_step == 2  # of the third step, two of four micro-batches were computed
     assert stopped.state.log_history[0]["nonfinite_losses"] > 0
     assert_same(before, weights(stopped.model))

@@ -97,10 +97,11 @@ def _refinement(episodes: list[dict[str, Any]]) -> Highlight | None:
     results, found = _results(episodes), []
     for i, t, s, sample in _samples(episodes):
         attempt, refined_action = sample.get("attempt"), sample.get("refined_action")
-        told = sample.get("attempt_verdict") is False and "attempt_critique" in sample
+        if sample.get("attempt_verdict") is not False or "attempt_critique" not in sample:
+            continue
         task, before = _task(episodes[i]), _observations(episodes[i])[t]
         tried, led = ([] if before is None else results[task, before, action] for action in (attempt, refined_action))
-        if told and refined_action not in (None, attempt) and not any(tried) and not results[task, attempt]:
+        if refined_action not in (None, attempt) and not any(tried) and not results[task, attempt]:
             share = sum(led) / len(led) if tried and led else 0.0
             found.append((share, sample["step"], i, t, s, len(tried), led))
     if not found:
